@@ -1,0 +1,1 @@
+"""Developer tools, each run as `python -m deepinfer.tools.NAME`."""

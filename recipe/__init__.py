@@ -1,0 +1,1 @@
+"""Prompt, tool and message formats that go with the models."""

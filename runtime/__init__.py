@@ -1,0 +1,1 @@
+"""What runs an engine: scheduling, KV cache, sampling, loading and the public `LLM`."""
