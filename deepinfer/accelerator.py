@@ -1,8 +1,8 @@
 """Which target this machine compiles for and runs on; the only reader of `DEEPINFER_ACCELERATOR`.
 
-`build.sh`, the default of `--target`, `LLM` and the examples all ask `resolve_target`. Run as a module it prints the
-choice on one line: `python -m deepinfer.accelerator`. Only the standard library is needed, so that it answers before
-anything is installed.
+`build.sh`, the default of `--target`, `LLM` and the examples all ask `resolve_target`. Run as a
+module it prints the choice on one line: `python -m deepinfer.accelerator`. Only the standard library
+is needed, so that it answers before anything is installed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def resolve_target(explicit: str | None = None, *, need_built: bool = True) -> C
 
     Args:
         explicit: a target name (`cpu`, `sm90`, `sm100`, `ascend950`), for instance the value of `--target`.
-        need_built: refuse a target whose backend is not built. When nothing is asked for, the best target found
-            whose backend is built is taken either way.
+        need_built: refuse a target whose backend is not built. When nothing is asked for, the best
+            target found whose backend is built is taken either way.
 
     Raises:
         SpecError: an unknown target or accelerator, a device no target fits, or a target that is not built.
@@ -103,8 +103,8 @@ def resolve_target(explicit: str | None = None, *, need_built: bool = True) -> C
 def require_runnable(target: str, engine: str) -> None:
     """Refuse an engine whose target this machine, as configured, does not run.
 
-    Without `DEEPINFER_ACCELERATOR` a CPU engine runs anywhere and a device engine where its device is; with it, only
-    an engine for that accelerator's target does.
+    Without `DEEPINFER_ACCELERATOR` a CPU engine runs anywhere and a device engine where its device is;
+    with it, only an engine for that accelerator's target does.
 
     Args:
         target: the target in the engine's manifest.
@@ -193,12 +193,13 @@ def _best_found() -> Choice:
     if found is not None and found in built:
         return Choice(found, f"a device for {found} is here")
     if "cpu" not in built:
-        raise SpecError("no backend of this version is built for this machine", where="backends", allowed=built)
+        raise SpecError("no backend of this version is built", where="backends", allowed=built)
     if found is not None:
         return Choice("cpu", f"a device for {found} is here, but that backend is not built yet")
     capability = nvidia_device().capability
     if capability is not None:
-        return Choice("cpu", "the NVIDIA device here has compute capability {}.{}, which no target fits".format(*capability))
+        found_clause = "the NVIDIA device here has compute capability {}.{}".format(*capability)
+        return Choice("cpu", f"{found_clause}, which no target fits")
     return Choice("cpu", "no accelerator with a built backend was found")
 
 

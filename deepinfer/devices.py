@@ -1,7 +1,7 @@
 """What accelerator this machine has, asked of its driver by `dlopen`: no framework, no command-line tool.
 
-Nothing here raises: a machine without a driver is an ordinary machine. A driver that is present but refuses to answer
-is kept as a note, so that a choice made because of it can say why.
+Nothing here raises: a machine without a driver is an ordinary machine. A driver that is present but
+refuses to answer is kept as a note, so that a choice made because of it can say why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 class NvidiaDevice:
     """The first device the CUDA driver shows (`CUDA_VISIBLE_DEVICES` applies).
 
-    Fields: `capability` (major, minor) or None when there is no device; `note` why there is none, as a clause.
+    Fields: `capability` (major, minor) or None when there is no device; `note` why there is none.
     """
 
     capability: tuple[int, int] | None
@@ -27,7 +27,10 @@ class NvidiaDevice:
 
 @dataclass(frozen=True)
 class AscendDevice:
-    """The first device ACL shows. Fields: `soc` its name (`Ascend950...`) or None; `note` why there is none."""
+    """The first device ACL shows.
+
+    Fields: `soc` its name (`Ascend950...`) or None when there is no device; `note` why there is none.
+    """
 
     soc: str | None
     note: str

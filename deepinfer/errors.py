@@ -1,7 +1,8 @@
 """The errors a user can meet, and the one that only a bug of ours can raise.
 
-Two trees on purpose: everything under `DeepInferError` is something the caller can change (a description, a plan,
-a toolchain, a file, a request); `InternalError` is not and says so. `docs/errors.md` has an entry for each.
+Two trees on purpose: everything under `DeepInferError` is something the caller can change (a
+description, a plan, a toolchain, a file, a request); `InternalError` is not and says so.
+`docs/errors.md` has an entry for each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,44 @@
-"""The `deepinfer` command."""
+"""The `deepinfer` command; one file per subcommand, each with a `main`."""
 
 from __future__ import annotations
 
 import click
 
+import deepinfer
 
-@click.group()
-def main() -> None:
-    """Compile a described model into an engine, look at it, and run it."""
+if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
+    raise SystemExit(
+        "error: the package `deepinfer` in this environment is another project's and shadows DeepInfer-AOT; "
+        "uninstall it, then reinstall `deepinfer-aot`, or use a fresh environment"
+    )
+
+from deepinfer.cli import compile as _compile
+from deepinfer.cli import info as _info
+from deepinfer.cli.failure import Group
+
+
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(deepinfer.__version__, prog_name=deepinfer.DISTRIBUTION)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Compile a described model into an engine, look at it, and run it.
+
+    An engine is a Python package with compiled kernels, a launch table and a memory plan. It is
+    made once, for one model and one target, and needs no compiler afterwards.
+
+    \b
+    First steps:
+      deepinfer compile --model DIR_OR_HUB_ID --out engines/my_engine
+      deepinfer info engines/my_engine --num-seqs 8 --seq-len 4096
+      python -c "import deepinfer; deepinfer.load_engine('engines/my_engine')"
+
+    \b
+    Exit codes: 0 done, 2 wrong option or model description, 3 does not fit, 4 compiler or driver,
+    5 damaged or foreign file, 6 request refused, 70 a bug of ours, 130 interrupted.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+main.add_command(_compile.main, "compile")
+main.add_command(_info.main, "info")
