@@ -53,11 +53,12 @@ class DeepInferError(Exception):
 
 
 def _listed(value: object) -> str:
-    """A value as it reads inside a sentence; collections lose their brackets."""
+    """A value as it reads inside a sentence: a list without brackets, quotes where blanks would hide."""
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
         return ", ".join(str(item) for item in items) or "nothing"
-    return repr(value) if value == "" else str(value)
+    text = str(value)
+    return text if text and text == text.strip() else repr(text)
 
 
 class SpecError(DeepInferError):
