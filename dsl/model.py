@@ -55,10 +55,14 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Checkpoint tensors (glob on the name) that the engine does not use, and why."""
+    """Checkpoint tensors (glob on the name) that the engine does not use, and why.
+
+    ``tensors``: those of them that the official checkpoint holds, for totals and for made checkpoints.
+    """
 
     pattern: str
     reason: str
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def matches(self, name: str) -> bool:
         return fnmatch.fnmatchcase(name, self.pattern)

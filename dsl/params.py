@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from deepinfer.dsl.build import current
 from deepinfer.dsl.graph import Node
-from deepinfer.dsl.types import DType, Type, bf16, f32, i64, mxfp4, mxfp8
+from deepinfer.dsl.types import DType, Type, bf16, f32, i64
 from deepinfer.errors import ArtifactError, SpecError
 
 
@@ -121,12 +121,9 @@ class Params:
             return official
         if have in _FP4_DTYPES and official.name == "mxfp4":
             return official
-        if have == "F8_E4M3" and kind in ("matrix", "expert"):
-            return self.storage.matrix if self.storage.matrix.is_block else mxfp8(32, 32)
-        if have in _FP4_DTYPES and kind == "expert":
-            return mxfp4(1, 32)
         raise ArtifactError("a tensor has a storage format that this model does not take", where=name, found=have,
-                            allowed=f"{official}, BF16, F32")
+                            allowed=f"{official}, BF16, F32",
+                            next_step="use a checkpoint whose config.json describes its storage")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class Path:
         """Weight matrix that the official checkpoint keeps unquantised."""
         return self.params.declare(f"{self.name}.weight", (out, in_), "plain")
 
-    def experts(self, count: int, out: int, in_: int) -> Node:
+    def stacked(self, count: int, out: int, in_: int) -> Node:
         """Stack [count, out, in] of ``<path>.{e}.<leaf>.weight``; write the path with ``each``."""
         return self.params.declare(f"{self.name}.weight", (out, in_), "expert", stack=count)
 
