@@ -1,0 +1,73 @@
+"""What the compiler asks of a target: capabilities, storage of values, source text, binaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from deepinfer.codegen.kernels.spec import KernelSpec
+from deepinfer.dsl.types import DType
+
+# How much of a row an op needs at once; a slot that works at one granularity takes ops of it and of finer ones.
+GRANULARITIES = ("none", "element", "group", "row")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the skeletons of a target can carry; fusion is legality against these, see codegen/passes/fuse.py.
+
+    ``prologue`` / ``epilogue``: widest granularity of the slot before / after each family's anchor. ``shared_input``:
+    contractions of the same rows run in one kernel. ``mixed_tiles``: unrelated contractions may share a launch.
+    ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``: cost
+    of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold.
+    """
+
+    target: str
+    prologue: dict[str, str] = field(default_factory=dict)
+    epilogue: dict[str, str] = field(default_factory=dict)
+    shared_input: bool = False
+    mixed_tiles: bool = False
+    ticket: bool = False
+    barrier_us: float = 1.0
+    on_chip_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated text of one kernel. Items: see codegen/plan/launch.py."""
+
+    symbol: str
+    text: str
+    suffix: str
+    rows_per_item: int
+    items_per_tile: int
+    scratch_bytes: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Compiled kernels of an engine: files to put into ``lib/``, and what made them."""
+
+    files: dict[str, Path]
+    compilers: dict[str, str]
+    cache_hits: int
+    cache_misses: int
+
+
+class Backend(Protocol):
+    """One folder under backends/. ``TARGETS``: names it serves; ``BUILT``: whether it can compile today."""
+
+    TARGETS: tuple[str, ...]
+    BUILT: bool
+
+    def capabilities(self, target: str) -> Capabilities: ...
+
+    def stored(self, dtype: DType) -> DType:
+        """Plain dtype in which a value of ``dtype`` lies in the arena; must hold it exactly."""
+        ...
+
+    def emit(self, spec: KernelSpec) -> Source: ...
+
+    def compile(self, sources: Sequence[Source], *, jobs: int, progress: Callable[[str], None] | None = None) -> Binary: ...
