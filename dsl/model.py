@@ -73,7 +73,8 @@ class Model:
     """What ``model_specs/<x>.build(cfg, options)`` returns.
 
     ``entries``: ``step`` (always), ``draft``, ``sample``: functions without arguments that build a graph by calling the
-    DSL. ``draft_tokens``: tokens a draft proposes (m; 0 without a draft head). ``replay``: ``trained`` (the spec's
+    DSL. ``draft_tokens``: tokens a draft proposes (m; 0 without a draft head);
+    ``draft_filler``: token id of the block's rows after the anchor. ``replay``: ``trained`` (the spec's
     licence may be used) or ``exact_only``. ``block_tokens``: unit of the prefix cache. ``lookback_tokens``: ids before a
     row that it reads. ``derive``: name -> function(checkpoint folder) that makes a derived parameter at load time.
     ``hub_ids``: default checkpoints, the first is the default.
@@ -90,6 +91,7 @@ class Model:
     window: int
     block_tokens: int = 128
     draft_tokens: int = 0
+    draft_filler: int = 0
     lookback_tokens: int = 0
     replay: str = "exact_only"
     ignored: tuple[Ignored, ...] = ()

@@ -403,5 +403,6 @@ def build(cfg: Config, options: EngineOptions, headers: Mapping[str, StoredTenso
     return Model(
         name="deepseek_v41_flash", config=cfg, options=options, states=m.s, params=m.params, entries=entries,
         vocab_size=m.vocab, max_positions=m.max_positions, window=m.window, block_tokens=BLOCK_TOKENS,
-        draft_tokens=m.draft_tokens, lookback_tokens=m.engram.ngram - 1 if m.engram else 0, replay="trained",
+        draft_tokens=m.draft_tokens, draft_filler=m.heads_of_draft.noise_token if m.heads_of_draft else 0,
+        lookback_tokens=m.engram.ngram - 1 if m.engram else 0, replay="trained",
         ignored=ignored, derive={"token_classes": token_classes}, hub_ids=HUB_IDS, spec=__name__)
