@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +12,17 @@ import click
 from deepinfer.accelerator import resolve_target
 from deepinfer.cli.failure import Command
 from deepinfer.cli.targets import target_option
-from deepinfer.errors import SpecError
+from deepinfer.dsl.model import EngineOptions
 
-FORMATS = ("spec", "f32")
-PROFILES = ("bf16", "wide")
-
-
-def _replay(context: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
-    """`off`, `exact`, or a number of rows as an int."""
-    if value is None or value in ("off", "exact"):
-        return value
-    if value.isdecimal() and int(value) > 0:
-        return int(value)
-    raise SpecError(
-        "unknown replay mode", where="--replay", found=value, allowed=["off", "exact", "a number of rows K"]
-    )
+_DEFAULTS = EngineOptions()
 
 
-def limit_options(command: Any) -> Any:
-    """`--max-num-seqs`, `--max-num-batched-tokens`, `--max-model-len`: what the memory plan is made for."""
-    for option in (
-        click.option(
-            "--max-model-len",
-            type=click.IntRange(min=1),
-            metavar="TOKENS",
-            help="Longest sequence, prompt and output together. Default: what the model's config allows.",
-        ),
-        click.option(
-            "--max-num-batched-tokens",
-            type=click.IntRange(min=1),
-            metavar="TOKENS",
-            help="Most rows one step computes; longer prompts are split into chunks of this size.",
-        ),
-        click.option(
-            "--max-num-seqs",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Most sequences that run at the same time; more wait in the queue.",
-        ),
-    ):
-        command = option(command)
-    return command
+def _engine_option(name: str, metavar: str | None, text: str) -> Callable[[Any], Any]:
+    """An option for the field `name` of EngineOptions, whose default and values it shows."""
+    default = getattr(_DEFAULTS, name)
+    kind: Any = click.Choice(EngineOptions.ALLOWED[name]) if name in EngineOptions.ALLOWED else type(default)
+    flag = "--" + name.replace("_", "-")
+    return click.option(flag, name, type=kind, default=default, show_default=True, metavar=metavar, help=text)
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,36 +43,38 @@ def limit_options(command: Any) -> Any:
     metavar="DIR",
     help="Engine folder to write. Its name is the name to import, so it has to be a Python identifier.",
 )
-@limit_options
-@click.option(
-    "--replay",
-    callback=_replay,
-    metavar="off|exact|K",
-    help="Rows of a prompt that the upper layers compute, where the model's training allows less than "
-    "all of them: off = every row; exact = every row that can change a result; K = the last K rows. "
-    "The engine can be asked for off or exact later as well. Default: the number its spec states.",
+@_engine_option("max_num_seqs", "N", "Most sequences that run at the same time; more wait in the queue.")
+@_engine_option(
+    "max_num_batched_tokens", "TOKENS", "Most rows one step computes; longer prompts are split into chunks."
 )
-@click.option(
-    "--profile",
-    type=click.Choice(PROFILES),
-    default="bf16",
-    show_default=True,
-    help="bf16 rounds where the model's reference rounds; wide computes in f32 throughout, for tests.",
+@_engine_option("max_model_len", "TOKENS", "Longest sequence, prompt and output together.")
+@_engine_option(
+    "replay",
+    "off|exact|K",
+    "Rows of a prompt that the upper layers compute, where the model's training allows less than all of "
+    "them: off = every row; exact = every row that can change a result; K = the last K rows. A request "
+    "can ask any engine for off or exact.",
 )
-@click.option(
-    "--cache-format",
-    type=click.Choice(FORMATS),
-    default="spec",
-    show_default=True,
-    help="Storage of the KV cache: the spec's packed formats, or f32 for a checkpoint not trained for them.",
+@_engine_option(
+    "profile",
+    None,
+    "bf16 rounds where the model's reference rounds; wide computes in f32 throughout, for tests.",
 )
-@click.option(
-    "--act-format",
-    type=click.Choice(FORMATS),
-    default="spec",
-    show_default=True,
-    help="Activations in front of FP8 and FP4 weights: the spec's MXFP8, or f32 for a checkpoint not "
-    "trained for it.",
+@_engine_option(
+    "cache_format",
+    None,
+    "Storage of the KV cache: the spec's packed formats, or f32 for a checkpoint not trained for them.",
+)
+@_engine_option(
+    "act_format",
+    None,
+    "Activations in front of FP8 and FP4 weights: the spec's MXFP8, or f32 for a checkpoint not trained "
+    "for it.",
+)
+@_engine_option(
+    "wo_a_input",
+    None,
+    "Input of the grouped output projection: bf16 as in the model's reference, or MXFP8 as in production.",
 )
 @click.option("--wheel", is_flag=True, help="Also write an installable wheel next to the engine folder.")
 @click.option(
@@ -116,7 +89,16 @@ def limit_options(command: Any) -> Any:
     metavar="N",
     help="Compilers to run at once. Default: the machine's cores.",
 )
-def main(target: str | None, model: str, out: Path, **options: Any) -> None:
+def main(
+    target: str | None,
+    model: str,
+    revision: str | None,
+    out: Path,
+    wheel: bool,
+    dump_ir: Path | None,
+    jobs: int | None,
+    **options: Any,
+) -> None:
     """Compile MODEL for one target into an engine folder.
 
     The folder holds compiled kernels, their readable sources, a launch table, a memory plan and a
@@ -129,7 +111,16 @@ def main(target: str | None, model: str, out: Path, **options: Any) -> None:
       deepinfer-compile --model deepseek-ai/DeepSeek-V4.1-Flash --out engines/flash --max-model-len 32768
     """
     choice = resolve_target(target)
+    engine_options = EngineOptions(**options)
     click.echo(f"target {choice.target}: {choice.reason}", err=True)
-    given = {name: value for name, value in options.items() if value is not None}
     codegen: Any = importlib.import_module("deepinfer.codegen")
-    codegen.compile_engine(model=model, out=out, target=choice.target, **given)
+    codegen.compile_engine(
+        model=model,
+        out=out,
+        target=choice.target,
+        options=engine_options,
+        revision=revision,
+        wheel=wheel,
+        dump_ir=dump_ir,
+        jobs=jobs,
+    )

@@ -1,0 +1,108 @@
+"""The commands: what they hand to the compiler, and what they refuse before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import deepinfer.codegen
+from deepinfer.cli import main
+from deepinfer.dsl.model import EngineOptions
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keyword arguments of each call that reaches the compiler, which is replaced."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        deepinfer.codegen, "compile_engine", lambda **given: calls.append(given), raising=False
+    )
+    monkeypatch.delenv("DEEPINFER_ACCELERATOR", raising=False)
+    return calls
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
+    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "300")
+    numerics = ("--replay", "128", "--profile", "wide", "--cache-format", "f32", "--act-format", "f32")
+    rest = ("--wheel", "--dump-ir", "ir", "--jobs", "3", "--revision", "v2", "--target", "cpu")
+    result = invoke("compile", "--model", "m", "--out", "e", *limits, *numerics, *rest)
+    assert result.exit_code == 0, result.output
+    (call,) = compiled
+    options = call.pop("options")
+    assert call == {
+        "model": "m",
+        "out": Path("e"),
+        "target": "cpu",
+        "revision": "v2",
+        "wheel": True,
+        "dump_ir": Path("ir"),
+        "jobs": 3,
+    }
+    assert options == EngineOptions(
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        max_model_len=300,
+        replay="128",
+        profile="wide",
+        cache_format="f32",
+        act_format="f32",
+    )
+
+
+def test_compile_has_no_defaults_of_its_own(compiled) -> None:
+    assert invoke("compile", "--model", "m", "--out", "e").exit_code == 0
+    assert compiled[0]["options"] == EngineOptions()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--replay", "some"),
+        ("--max-num-seqs", "0"),
+        ("--max-model-len", "long"),
+        ("--profile", "fp8"),
+        ("--target", "sm80"),
+        ("--target", "sm100"),
+        ("--jobs", "0"),
+        ("--no-such-option",),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_it(compiled, arguments) -> None:
+    result = invoke("compile", "--model", "m", "--out", "e", *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert arguments[-1] in line
+    assert not compiled
+
+
+def test_a_missing_option_is_named(compiled) -> None:
+    result = invoke("compile", "--out", "e")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+
+
+def test_an_unknown_command_is_named() -> None:
+    result = invoke("comple")
+    assert result.exit_code == 2
+    assert "comple" in result.stderr
+
+
+def test_no_arguments_print_the_help() -> None:
+    result = invoke()
+    assert result.exit_code == 0
+    assert "First steps" in result.stdout
+
+
+@pytest.mark.parametrize("command", [name for name in main.commands])
+def test_the_help_of_a_command_teaches_by_example(command) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
