@@ -1,0 +1,1 @@
+"""Graph to Graph: each pass takes a verified graph and returns one."""
