@@ -337,6 +337,16 @@ def _pool(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(groups(attrs["ratio"]), (attrs["dim"],), f32)
 
 
+@op("previous", "state", "(window handle, positions []) back, dim: the window's row `back` positions before each of the given ones, zeros where it holds none")
+def _previous(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
+    window, at = inputs
+    _need(window, window.type.dtype == state_handle, "a state handle")
+    _need(at, at.type.dtype.is_int and at.type.dims == (), "one position per row")
+    if attrs["back"] < 1:
+        raise _fail("a previous row lies at least one position back", found=attrs["back"], allowed=">= 1")
+    return Type(at.type.rows, (attrs["dim"],), f32)
+
+
 # ---- rows ----------------------------------------------------------------------------------------------------
 @op("keep", "rows", "rows: the rows of a narrower axis (T -> T_kept -> T_wanted); inserted by the compiler")
 def _keep(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:

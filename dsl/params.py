@@ -49,6 +49,7 @@ class ParamDecl:
 
     ``name`` holds ``{e}`` when ``stack`` > 0: one checkpoint tensor per e < stack. ``shape`` is the logical shape of
     one tensor. ``derive`` names a function of the spec that makes the values at load time (no checkpoint tensor).
+    ``below``: integers of the tensor must lie in 0 .. below - 1 (0: any); the loader checks it, for kernels index by them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ParamDecl:
     dtype: DType
     stack: int = 0
     derive: str = ""
+    below: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -99,12 +101,13 @@ class Params:
     def root(self) -> Path:
         return Path(self, "")
 
-    def declare(self, name: str, shape: tuple[int, ...], kind: str, stack: int = 0, derive: str = "") -> Node:
+    def declare(self, name: str, shape: tuple[int, ...], kind: str, stack: int = 0, derive: str = "",
+                below: int = 0) -> Node:
         """Value of a parameter. ``kind``: matrix, expert, table, plain, f32, i64 (the official storage)."""
         official = {"matrix": self.storage.matrix, "expert": self.storage.expert, "table": self.storage.table,
                     "plain": self.storage.plain, "f32": f32, "i64": i64}[kind]
         dtype = official if derive else self._actual(name.replace("{e}", "0"), official, kind)
-        decl = ParamDecl(name, shape, dtype, stack, derive)
+        decl = ParamDecl(name, shape, dtype, stack, derive, below)
         known = self.declared.setdefault(name, decl)
         if known != decl:
             raise SpecError(f"parameter {name} is used with two shapes", found=f"{shape} and {known.shape}")
@@ -168,8 +171,9 @@ class Path:
         """A tensor the official checkpoint keeps in f32, under the bare name."""
         return self.params.declare(self.name, shape, "f32")
 
-    def integers(self, *shape: int) -> Node:
-        return self.params.declare(self.name, shape, "i64")
+    def integers(self, *shape: int, below: int = 0) -> Node:
+        """Stored integers, each in 0 .. below - 1."""
+        return self.params.declare(self.name, shape, "i64", below=below)
 
     def derived(self, how: str, *shape: int) -> Node:
         """Integers that the spec's function ``how`` makes at load time."""

@@ -67,11 +67,13 @@ class State:
 @dataclass
 class Window(State):
     """The last ``rows`` rows. ``absent_before``: licence for bounded replay: rows more than this many positions
-    before the end of a prompt may be missing (None: no licence)."""
+    before the end of a prompt may be missing (None: no licence). ``first_position``: rows below this position are never
+    stored nor read (a draft layer that joins a token with what the position before it left has no row 0)."""
 
     rows: int = 0
     slack: int = 0
     absent_before: int | None = None
+    first_position: int = 0
 
     @property
     def ring_rows(self) -> int:
@@ -80,6 +82,10 @@ class Window(State):
     def extend(self, value: Node) -> Node:
         """Append this step's rows; returns the view [old ring | new rows]."""
         return self._write("extend", value)
+
+    def previous(self, view: Node, at: Node, back: int = 1) -> Node:
+        """[features] of the row ``back`` positions before each position ``at`` [] in a view of this window."""
+        return current().add("previous", (view, at), back=back, dim=self.record.features)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from deepinfer.dsl.graph import Node
 from deepinfer.dsl.interpreter.frame import Frame
 from deepinfer.dsl.interpreter.state import Entries, Ring, StateValue
 from deepinfer.dsl.interpreter.weights import Weights
+from deepinfer.dsl.state import State
 from deepinfer.errors import InternalError
 
 Value = Tensor | StateValue
@@ -33,7 +34,7 @@ def first_largest(x: Tensor) -> Tensor:
 class Context:
     """One evaluation: the step's frame, the compute dtype, parameters, and what is given from outside.
 
-    ``states``: initial values of state handles. ``pins``: selection name -> i64 rows on T [T, k] that replace what a
+    ``states``: initial values of state handles; ``declared``: the declarations of states. ``pins``: selection name -> i64 rows on T [T, k] that replace what a
     ``topk`` of that name finds. ``draw``: (logits, positions) -> token ids of ``draw`` nodes.
     """
 
@@ -44,6 +45,7 @@ class Context:
     pins: Mapping[str, Tensor] = field(default_factory=dict)
     draw: Draw = greedy
     evaluate: Callable[..., dict[int, Value]] | None = None
+    declared: Mapping[str, State] = field(default_factory=dict)
 
 
 Op = Callable[[Context, Node, Sequence[Value]], Value]

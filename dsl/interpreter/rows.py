@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.dsl.graph import Node
 from deepinfer.dsl.interpreter.context import Context, Value, implements, paged, ring, tensor
+from deepinfer.dsl.state import Window
 from deepinfer.dsl.types import Rows, Type
 from deepinfer.errors import InternalError
 
@@ -63,7 +64,18 @@ def _extend(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     axis = n.inputs[1].type.rows
     if axis is None:
         raise InternalError("rows that extend a window have no row axis")
-    return ring(args[0]).extended(ctx.frame.span(axis)[0], tensor(args[1]))
+    state, start, rows = ctx.declared.get(n.attrs["state"]), ctx.frame.span(axis)[0], tensor(args[1])
+    skip = min(max(0, state.first_position - start), len(rows)) if isinstance(state, Window) else 0
+    return ring(args[0]).extended(start + skip, rows[skip:])
+
+
+@implements("previous")
+def _previous(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
+    window, at = ring(args[0]), tensor(args[1]) - n.attrs["back"]
+    held = (at >= window.first) & (at < window.stop)
+    out = torch.zeros(len(at), n.attrs["dim"], dtype=ctx.dtype)
+    out[held] = window.rows[at[held] - window.first]
+    return out
 
 
 @implements("append")

@@ -151,4 +151,5 @@ class Interpreter:
         held: dict[str, StateValue] = {
             name: state.values[name] if name in state.values else empty(s, self.dtype)
             for name, s in self.states.items()}
-        return Context(Frame(step), self.dtype, self._weights, held, pins or {}, self._draw, evaluate)
+        return Context(Frame(step), self.dtype, self._weights, held, pins or {}, self._draw, evaluate,
+                       self.states)
