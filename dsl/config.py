@@ -55,6 +55,10 @@ class Config:
     def raw(self) -> dict[str, Any]:
         return self._data
 
+    def error(self, what: str, found: object, allowed: object, next_step: str | None = None) -> SpecError:
+        """An error placed in this config, to raise."""
+        return SpecError(what, where=self._where, found=found, allowed=allowed, next_step=next_step)
+
     def get(self, key: str, default: Any = _MISSING) -> Any:
         """Value of a key; without a default a missing key is an error."""
         self._read.add(key)

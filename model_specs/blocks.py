@@ -14,8 +14,9 @@ from deepinfer.dsl import (
     bf16,
     contract,
     encode,
-    f32,
+    expand,
     flatten,
+    gather,
     grouped_contract,
     maximum,
     minimum,
@@ -33,10 +34,21 @@ from deepinfer.dsl import (
     softplus,
     sqrt,
     take,
+    token_ids,
     top_k,
     total,
 )
 from deepinfer.errors import SpecError
+
+
+# Keys of any config that change nothing of what is computed.
+BOOKKEEPING = {
+    "architectures": "chose this spec", "model_type": "chose this spec",
+    "dtype": "storage follows the checkpoint's headers", "torch_dtype": "old spelling of dtype",
+    "transformers_version": "bookkeeping", "bos_token_id": "used by the recipe", "eos_token_id": "used by the recipe",
+    "pad_token_id": "used by the recipe", "initializer_range": "training only", "attention_dropout": "training only",
+    "use_cache": "an engine always caches",
+}
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,16 @@ class HyperConnections:
 
         return pre, post, scan(comb, self.iters - 1, step)
 
+    def start(self, x: Node) -> Node:
+        """All streams [mult, d] equal to x [d]."""
+        return expand(reshape(x, 1, self.hidden), self.mult, self.hidden)
+
+    def head(self, h: Node, p: Path) -> Node:
+        """Streams -> [d] with a learned, input-dependent mix (``hc_head_fn``, ``_scale``, ``_base``)."""
+        n = self.mult
+        z = self.statistics(h, p.hc_head_fn.f32(n, n * self.hidden))
+        return self.collapse(h, sigmoid(z * p.hc_head_scale.f32(1) + p.hc_head_base.f32(n)) + self.eps)
+
     def collapse(self, h: Node, mix: Node) -> Node:
         """``sum_k mix_k h_k`` -> [d], held in bf16."""
         return rounded(flatten(total(reshape(mix, self.mult, 1) * h, 0)))
@@ -186,9 +208,15 @@ def pick_experts(scores: Node, bias: Node, k: int, pin: str) -> Node:
 
 
 def routing_weights(scores: Node, picked: Node, scale: float, eps: float, normalise: bool) -> Node:
+    """[k] weights of the picked experts; normalised: divided by their sum plus ``eps`` (0: by their sum)."""
     w = take(scores, picked)
     if normalise:
-        w = w / (total(w, 0) + eps)
+        w = w / (total(w, 0) + eps if eps else total(w, 0))
     return w * scale
+
+
+def embedded(p: Path, vocab: int, hidden: int) -> Node:
+    """Embedding [hidden] of each row's token."""
+    return rounded(gather(p.embed.vector(vocab, hidden), token_ids()))
 
 

@@ -26,15 +26,12 @@ from deepinfer.dsl import (
     StoredTensor,
     Window,
     absolute,
-    attend,
     backtrack,
     block_max,
     concat,
     const,
     contract,
     copysign,
-    encode,
-    expand,
     f32,
     flatten,
     fp4_e4m3,
@@ -43,7 +40,6 @@ from deepinfer.dsl import (
     iadd,
     imod,
     imul,
-    index_score,
     ixor,
     lookback,
     lt,
@@ -62,7 +58,6 @@ from deepinfer.dsl import (
     sigmoid,
     slice_,
     sqrt,
-    token_ids,
     top_k,
     total,
     where,
@@ -70,21 +65,18 @@ from deepinfer.dsl import (
 )
 from deepinfer.dsl.types import i64
 from deepinfer.model_specs import blocks
-from deepinfer.model_specs.dspark import DSparkHeads, draft_outputs
+from deepinfer.model_specs.attention import Indexer, LatentAttention
+from deepinfer.model_specs.dspark import DSparkHeads, context_rows, draft_outputs, tap
 from deepinfer.model_specs.engram import EngramTables, token_classes
 from deepinfer.model_specs.v41_checks import check_layers, vision_tensors
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
+MODEL_TYPES = ("deepseek_v41",)
 HUB_IDS = ("deepseek-ai/DeepSeek-V4.1-Flash-1017", "deepseek-ai/DeepSeek-V4.1-Flash")
 BLOCK_TOKENS = 128
 
-IGNORED_KEYS = {
-    "architectures": "chose this spec", "model_type": "chose this spec",
-    "dtype": "storage follows the checkpoint's headers", "torch_dtype": "old spelling of dtype",
-    "transformers_version": "bookkeeping", "bos_token_id": "used by the recipe", "eos_token_id": "used by the recipe",
-    "pad_token_id": "used by the recipe", "image_token_id": "the vision part is not built yet",
-    "vision_config": "the vision part is not built yet", "initializer_range": "training only",
-    "use_cache": "an engine always caches", "attention_dropout": "training only",
+IGNORED_KEYS = blocks.BOOKKEEPING | {
+    "image_token_id": "the vision part is not built yet", "vision_config": "the vision part is not built yet",
 }
 
 
@@ -113,6 +105,9 @@ class V41:
         self.params = Params(storage, headers)
         self.p = self.params.root()
         self.linear = blocks.Linear(mxfp8(1, group) if opt.act_format == "spec" else None)
+        self.attn = LatentAttention.read(c, self.linear, opt.wo_a_input, head_norm=False)
+        key_format = mxfp4(1, 32) if opt.cache_format == "spec" else f32
+        self.indexer = Indexer.read(c, self.linear, key_format, hadamard=False)
         self.hc = blocks.HyperConnections(c.integer("hc_mult"), self.hidden, c.integer("hc_sinkhorn_iters"),
                                           c.number("hc_eps"), self.eps)
         self.ffn = blocks.Experts(self.linear, self.hidden, c.integer("moe_intermediate_size"), c.number("swiglu_limit"))
@@ -121,7 +116,7 @@ class V41:
         compressed = Rope(rope_frequencies(self.rope_dim, c.number("compress_rope_theta"), blocks.yarn_of(c)))
         self.ropes = {L: compressed if r else plain for L, r in enumerate(self.ratios)}
         self.draft_rope = plain
-        self.heads_of_draft = DSparkHeads.read(c, self.hidden, self.vocab) if self.drafts else None
+        self.heads_of_draft = DSparkHeads.read(c, self.hidden, self.vocab, self.layers) if self.drafts else None
         self.engram = EngramTables.read(c) if c.get("engram_layer_ids", ()) else None
         self.s = self.declare()
 
@@ -129,16 +124,13 @@ class V41:
         c.ignore(IGNORED_KEYS)
         self.vocab, self.hidden = c.integer("vocab_size"), c.integer("hidden_size")
         self.layers, self.drafts = c.integer("num_hidden_layers"), c.integer("num_nextn_predict_layers", 0, 0)
-        self.heads, self.head_dim = c.integer("num_attention_heads"), c.integer("head_dim")
-        self.rope_dim, self.q_rank = c.integer("qk_rope_head_dim"), c.integer("q_lora_rank")
-        self.o_groups, self.o_rank = c.integer("o_groups"), c.integer("o_lora_rank")
+        self.head_dim, self.rope_dim = c.integer("head_dim"), c.integer("qk_rope_head_dim")
+        self.index_dim, self.index_topk = c.integer("index_head_dim"), c.integer("index_topk")
         self.eps, self.window = c.number("rms_norm_eps"), c.integer("sliding_window")
         self.max_positions = c.integer("max_position_embeddings")
         self.ratios = c.integers("compress_ratios")
         self.kv_sources = c.integers("kv_source_layer_ids")
         self.index_sources = c.integers("index_source_layer_ids")
-        self.index_heads, self.index_dim = c.integer("index_n_heads"), c.integer("index_head_dim")
-        self.index_topk = c.integer("index_topk")
         candidate = c.get("candidate_source_layer_id", None)
         self.candidate = -1 if candidate is None else c.integer("candidate_source_layer_id", -1)
         if self.candidate >= 0:
@@ -182,7 +174,7 @@ class V41:
         for L in self.kv_sources:
             r = self.ratios[L]
             s.add(Paged(f"kv.{L}", (fp4_e4m3(16) if spec else f32)[self.head_dim], tokens_per_entry=r))
-            s.add(Paged(f"key.{L}", (mxfp4(1, 32) if spec else f32)[self.index_dim], tokens_per_entry=r))
+            s.add(Paged(f"key.{L}", self.indexer.record[self.index_dim], tokens_per_entry=r))
             if r > 1:
                 s.add(GroupTail(f"tail.{L}", f32[2 * self.head_dim], group=r, slack=backtrack(m)))
         return s
@@ -193,17 +185,6 @@ class V41:
         return state
 
     # ---- attention ---------------------------------------------------------------------------------------------
-    def queries(self, x: Node, p: Path, rope: Rope) -> tuple[Node, Node]:
-        """(qr [q_lora_rank], q [heads, head_dim])."""
-        qr = rms_norm(self.linear(x, p.wq_a.matrix(self.q_rank, self.hidden)), p.q_norm.vector(self.q_rank), self.eps)
-        q = self.linear(qr, p.wq_b.matrix(self.heads * self.head_dim, self.q_rank))
-        return qr, rope(reshape(q, self.heads, self.head_dim))
-
-    def window_key(self, x: Node, p: Path, rope: Rope) -> Node:
-        """One vector [head_dim] per position: key and value of all heads."""
-        k = self.linear(x, p.wkv.matrix(self.head_dim, self.hidden))
-        return rope(rms_norm(k, p.kv_norm.vector(self.head_dim), self.eps))
-
     def latent(self, x: Node, L: int, p: Path) -> Node:
         """[T / ratio, head_dim]: one compressed latent per group of ``ratio`` positions, before RoPE."""
         ratio, w = self.ratios[L], p.wkv.plain_matrix(self.head_dim, self.hidden)
@@ -229,34 +210,18 @@ class V41:
     def select(self, x: Node, qr: Node, L: int, p: Path, sh: Shared) -> None:
         """Full and Reindex layers choose the entries that they and the Reuse layers after them attend to."""
         assert sh.key is not None
-        q = self.linear(qr, p.wq_b.matrix(self.index_heads * self.index_dim, self.q_rank))
-        q = self.ropes[L](reshape(q, self.index_heads, self.index_dim))
-        if self.opt.cache_format == "spec":
-            q = encode(q, mxfp4(1, 32))
-        w = self.linear(x, p.weights_proj.plain_matrix(self.index_heads, self.hidden), rounds=None)
-        w = rounded(rounded(w) * (self.index_dim**-0.5 * self.index_heads**-0.5))
-        scores = index_score(q, sh.key, w, self.ratios[L])
+        scores = self.indexer.scores(x, qr, p, self.ropes[L], sh.key, self.ratios[L])
         if self.candidate == L:
             sh.blocks = top_k(block_max(scores, self.candidate_size), self.candidate_blocks, f"candidates.{L}")
         elif 0 <= self.candidate < L:
             assert sh.blocks is not None
             scores = within_blocks(scores, sh.blocks, self.candidate_size)
-        sh.picked = top_k(scores, self.index_topk, f"index_sel.{L}")
-
-    def project_out(self, o: Node, p: Path, rope: Rope) -> Node:
-        """Turn back, then the grouped low-rank output projection. The reference feeds wo_a unquantised bf16."""
-        width = self.heads * self.head_dim // self.o_groups
-        z = reshape(rope.back(rounded(o)), self.o_groups, width)
-        wo_a = p.wo_a.matrix(self.o_groups * self.o_rank, width)
-        if self.opt.wo_a_input == "production":
-            z = self.linear.cast(z, wo_a)
-        z = rounded(contract(z, wo_a, groups=self.o_groups))
-        return self.linear(flatten(z), p.wo_b.matrix(self.hidden, self.o_groups * self.o_rank))
+        sh.picked = top_k(scores, self.indexer.topk, f"index_sel.{L}")
 
     def attention(self, x: Node, L: int, p: Path, sh: Shared) -> Node:
         rope, ratio = self.ropes[L], self.ratios[L]
-        qr, q = self.queries(x, p, rope)
-        window = self.window_state(f"win.{L}").extend(self.window_key(x, p, rope))
+        qr, q = self.attn.queries(x, p, rope)
+        window = self.window_state(f"win.{L}").extend(self.attn.window_key(x, p, rope))
         sources = [Source("window", self.window, window)]
         if L in self.kv_sources:
             self.write_entries(x, L, p, sh)
@@ -265,17 +230,10 @@ class V41:
         if ratio:
             assert sh.kv is not None
             sources.append(Source("selected", ratio, sh.kv, picked=sh.picked))
-        o = attend(q, sources, self.head_dim**-0.5, sink=p.attn_sink.f32(self.heads))
-        return self.project_out(o, p, rope)
+        return self.attn.over(q, sources, p, rope)
 
     def draft_attention(self, x: Node, i: int, p: Path) -> Node:
-        """Every row of the block sees the context before the anchor and all rows of the block itself."""
-        _, q = self.queries(x, p, self.draft_rope)
-        window = self.window_state(f"draft.{i}")
-        key = encode(self.window_key(x, p, self.draft_rope), window.record)
-        sources = [Source("context", self.window, window.handle()), Source("block", 0, key)]
-        o = attend(q, sources, self.head_dim**-0.5, sink=p.attn_sink.f32(self.heads))
-        return self.project_out(o, p, self.draft_rope)
+        return self.attn.over_block(x, p, self.window_state(f"draft.{i}"), self.window, self.draft_rope)
 
     # ---- mixture of experts ------------------------------------------------------------------------------------
     def expert_counts(self, L: int) -> tuple[int, int]:
@@ -334,8 +292,8 @@ class V41:
 
     def streams(self) -> tuple[Node, Node]:
         """All streams start as the embedding; the first mix reads stream 0."""
-        x = rounded(gather(self.p.embed.vector(self.vocab, self.hidden), token_ids()))
-        return expand(reshape(x, 1, self.hidden), self.hc.mult, self.hidden), const([1.0] + [0.0] * (self.hc.mult - 1))
+        x = blocks.embedded(self.p, self.vocab, self.hidden)
+        return self.hc.start(x), const([1.0] + [0.0] * (self.hc.mult - 1))
 
     def logits(self, x: Node, norm: Path) -> Node:
         return contract(self.norm(x, norm), self.p.head.vector(self.vocab, self.hidden))
@@ -351,7 +309,7 @@ class V41:
                     with scope("engram"):
                         h = self.inject_engram(h, L, p.engram)
                 if self.heads_of_draft and L in self.heads_of_draft.targets:
-                    sh.taps.append(rounded(flatten(reduce(h, "mean", (0,)))))
+                    sh.taps.append(tap(h))
                 h, mix = self.block(h, mix, p, L, sh)
         if self.heads_of_draft:
             self.extend_draft_context(sh.taps)
@@ -360,12 +318,10 @@ class V41:
 
     def extend_draft_context(self, taps: list[Node]) -> None:
         """Context keys of the draft layers, made from the taps of this step's rows."""
-        p = self.p.mtp[0]
         with scope("draft_context"):
-            x = self.linear(concat(*taps), p.main_proj.matrix(self.hidden, len(taps) * self.hidden))
-            x = self.norm(x, p.main_norm)
+            x = context_rows(taps, self.p.mtp[0], self.linear, self.eps)
             for i in range(self.drafts):
-                key = self.window_key(x, self.p.mtp[i].attn, self.draft_rope)
+                key = self.attn.window_key(x, self.p.mtp[i].attn, self.draft_rope)
                 self.window_state(f"draft.{i}").extend(key)
 
     def draft(self) -> None:

@@ -6,6 +6,7 @@ the draft token, and a linear probe of row and token estimates whether it will b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer.dsl import (
@@ -16,13 +17,17 @@ from deepinfer.dsl import (
     by_sequence,
     concat,
     contract,
+    flatten,
     gather,
     output,
+    reduce,
     reshape,
+    rms_norm,
     rounded,
     slice_,
     token_ids,
 )
+from deepinfer.model_specs.blocks import Linear
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,34 @@ class DSparkHeads:
     head_name: str = "head"
 
     @staticmethod
-    def read(c: Config, hidden: int, vocab: int) -> DSparkHeads:
-        return DSparkHeads(
+    def read(c: Config, hidden: int, vocab: int, layers: int, experts: tuple[int, int] | None = None,
+             names: tuple[str, str] = ("embed", "head")) -> DSparkHeads:
+        """The ``dspark_`` keys. ``experts``: (count, per token) of the draft layers, None: from the config; ``names``: of
+        the Markov head's tensors. Raises SpecError when the tapped layers are not layers of the backbone."""
+        count, per_token = experts or (c.integer("dspark_n_routed_experts"), c.integer("dspark_num_experts_per_tok"))
+        d = DSparkHeads(
             c.integer("dspark_block_size"), c.integer("dspark_noise_token_id", 0), c.integers("dspark_target_layer_ids"),
-            c.integer("dspark_markov_rank"), c.integer("dspark_n_routed_experts"),
-            c.integer("dspark_num_experts_per_tok"), hidden, vocab)
+            c.integer("dspark_markov_rank"), count, per_token, hidden, vocab, *names)
+        if not d.targets or list(d.targets) != sorted(set(d.targets)) or not 0 <= d.targets[0] <= d.targets[-1] < layers:
+            raise c.error("dspark_target_layer_ids must be rising layer ids", list(d.targets), f"0..{layers - 1}, rising")
+        if d.noise_token >= vocab:
+            raise c.error("dspark_noise_token_id is not a token", d.noise_token, f"0..{vocab - 1}")
+        return d
+
+
+def context_rows(taps: Sequence[Node], first: Path, linear: Linear, eps: float) -> Node:
+    """What the draft layers make their context keys from: the tapped layers' features joined, projected, normed.
+
+    ``first``: names of the first draft layer, which holds the projection. Taps and result are [hidden].
+    """
+    hidden = taps[0].type.size
+    x = linear(concat(*taps), first.main_proj.matrix(hidden, len(taps) * hidden))
+    return rms_norm(x, first.main_norm.vector(hidden), eps)
+
+
+def tap(h: Node) -> Node:
+    """Feature [hidden] of streams [mult, hidden]: their mean, held in bf16."""
+    return rounded(flatten(reduce(h, "mean", (0,))))
 
 
 def draft_outputs(d: DSparkHeads, rows: Node, base: Node, p: Path) -> None:

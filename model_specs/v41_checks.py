@@ -48,8 +48,6 @@ def check_layers(m: V41) -> None:
         later = [i for i in m.index_sources if i > m.candidate]
         wrong = [i for i in later if m.source(m.kv_sources, i) != m.source(m.kv_sources, m.candidate)]
         _require(not wrong, "an index source after the candidate source reads other keys", wrong, "the same source")
-    _require(m.heads % m.o_groups == 0, "num_attention_heads must be a multiple of o_groups", m.heads,
-             f"a multiple of {m.o_groups}")
     _require(m.rope_dim % 2 == 0 and m.rope_dim <= min(m.head_dim, m.index_dim), "qk_rope_head_dim does not fit",
              m.rope_dim, f"even, <= {min(m.head_dim, m.index_dim)}")
     _require(m.experts_per_tok <= m.experts, "num_experts_per_tok exceeds n_routed_experts", m.experts_per_tok,
