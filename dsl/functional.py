@@ -213,7 +213,9 @@ def rope_frequencies(dim: int, theta: float, yarn: Yarn | None = None) -> tuple[
     import numpy as np
 
     one = np.float32
-    f = one(1.0) / np.power(one(theta), np.arange(0, dim, 2, dtype=one) / one(dim), dtype=one)
+    exponents = np.arange(0, dim, 2, dtype=one) / one(dim)
+    # The power is the correctly rounded one: f32 power functions differ by machine, tables and hashes must not.
+    f = one(1.0) / np.array([math.pow(theta, e) for e in exponents.tolist()], dtype=one)
     if yarn is not None:
         def dim_of(turns: float) -> float:
             return dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
