@@ -121,16 +121,9 @@ class HyperConnections:
         """(pre [n], post [n], comb [n, n]) of one sub-layer from the streams that enter it; comb's first index is
         the old stream."""
         n = self.mult
-        fn = getattr(p, f"hc_{name}_fn").f32((2 + n) * n, n * self.hidden)
-        scale, base = getattr(p, f"hc_{name}_scale").f32(3), getattr(p, f"hc_{name}_base").f32((2 + n) * n)
-        m = self.statistics(h, fn)
-
-        def part(i: int, start: int, stop: int) -> Node:
-            return slice_(m, start, stop) * slice_(scale, i, i + 1) + slice_(base, start, stop)
-
-        pre = sigmoid(part(0, 0, n)) + self.eps
-        post = 2.0 * sigmoid(part(1, n, 2 * n))
-        comb = softmax(reshape(part(2, 2 * n, (2 + n) * n), n, n)) + self.eps
+        pre = self.mix(h, p, name)
+        post = 2.0 * sigmoid(self._part(h, p, name, 1, n, 2 * n))
+        comb = softmax(reshape(self._part(h, p, name, 2, 2 * n, (2 + n) * n), n, n)) + self.eps
         comb = comb / (total(comb, 0) + self.eps)
 
         def step(c: Node) -> Node:
@@ -138,6 +131,18 @@ class HyperConnections:
             return c / (total(c, 0) + self.eps)
 
         return pre, post, scan(comb, self.iters - 1, step)
+
+    def mix(self, h: Node, p: Path, name: str) -> Node:
+        """[n]: how a sub-layer's input is made of the streams that enter it (pre)."""
+        return sigmoid(self._part(h, p, name, 0, 0, self.mult)) + self.eps
+
+    def _part(self, h: Node, p: Path, name: str, i: int, start: int, stop: int) -> Node:
+        """Affine image of the statistics' features start .. stop - 1; i: which of the three scales is theirs."""
+        n = self.mult
+        fn = getattr(p, f"hc_{name}_fn").f32((2 + n) * n, n * self.hidden)
+        scale, base = getattr(p, f"hc_{name}_scale").f32(3), getattr(p, f"hc_{name}_base").f32((2 + n) * n)
+        m = self.statistics(h, fn)
+        return slice_(m, start, stop) * slice_(scale, i, i + 1) + slice_(base, start, stop)
 
     def start(self, x: Node) -> Node:
         """All streams [mult, d] equal to x [d]."""
