@@ -24,10 +24,12 @@ class Operand:
     """One argument of a kernel.
 
     ``role``: ``value`` (a buffer of rows), ``param``, ``state``, ``input`` (per-row integers of the step:
-    ``token_ids``, ``positions``, ``lookback``), ``pin`` (a selection given from outside, may be absent).
+    ``token_ids``, ``positions``, ``lookback``; positions on ``T/r`` are first positions of groups), ``pin`` (a selection
+    given from outside, may be absent), ``const`` (a literal matrix; its pointer is null, the kernel holds it).
     ``rows``: the row axis as printed (``T``, ``T_kept``, ``T/2``, ``S``, ``-``); a ``value`` on a wider axis than the
     kernel's is read through the suffix map of the ABI (a ``keep`` costs nothing).
-    ``detail``: param: stack; input: name; state: kind (window|paged|grouptail), record, ring_rows, ratio, axis.
+    ``detail``: param: stack; input: name; value: by_sequence n (rows of T seen as [n, ...] by a kernel on S); const:
+    values or make; state: kind (window|paged|grouptail), record_bytes, axis, ring_rows, window, group, ratio.
     """
 
     role: str
@@ -102,14 +104,14 @@ class KernelSpec:
     ``rows``: axis whose rows the kernel runs over. ``attrs`` by family:
 
     - rowwise: none; slot ``body``.
-    - gemm: ``x`` (operand), ``weights`` (tuple of (operand, groups)): contract of the same x rows with each weight, x
-      dims [.., K] (leading dims are further rows); optional slots ``prologue`` (makes x; then ``x`` = -1) and
-      ``epilogue`` (reads ``acc`` i, ends in stores). Without an epilogue outputs are operands ``out`` in order.
-    - grouped_gemm: ``x``, ``experts`` (operand, i32 [k]), ``weights`` (operands, stacks); slot ``epilogue``; results
-      [k, N].
+    - gemm: ``x`` (operand), ``weights`` (tuple of (operand, groups)), ``results`` (dims of each): contract of the same x
+      rows with each weight, x dims [.., K] (leading dims are further rows); slot ``epilogue`` (reads ``acc`` i, ends in
+      stores), optional slot ``prologue`` (makes x; then ``x`` = -1).
+    - grouped_gemm: ``x`` ([K] or [k, K]), ``experts`` (operand, i32 [k]), ``weights`` (operands, stacks), ``results``
+      ([k, N] each); slot ``epilogue``.
     - attend: ``q``, ``sink`` (operand or -1), ``sources`` ((kind, n, keys operand, values operand or -1, picked
-      operand or -1), ...), ``scale``, ``rounds``, ``kv_heads``, ``value_dim``, ``heads``, ``head_dim``; ``out``;
-      optional slot ``epilogue``.
+      operand or -1), ...), ``scale``, ``rounds``, ``kv_heads``, ``value_dim``, ``heads``, ``head_dim``; slot
+      ``epilogue`` (``acc`` 0 is [heads, value_dim]; just a store where the target takes no more).
     - score_select: ``q``, ``keys``, ``w``, ``ratio``, ``rounds``; ``selections``: tuple of dicts as tuples: (``k``,
       ``block`` 0 or size, ``within`` operand or -1, ``within_block``, ``pin`` operand or -1, ``out`` operand).
     - draw: ``logits``, ``out``.

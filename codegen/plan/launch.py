@@ -19,6 +19,7 @@ needs no parser library and a reader no tool:
     launch 0 items 0 1 1 args b0 p0 s1 i0 n0       # kernel, item rule: axis, rows per item, items per row tile
     commit 0                                       # copy the fresh rows of state 0 into its ring
     output logits 7                                # buffer
+    fresh 0 3                                      # (before the launches) state 0 keeps its new rows in buffer 3
     end
 """
 
@@ -34,7 +35,8 @@ FIXED_AXES = ("T", "T_kept", "T_wanted", "S")
 
 @dataclass(frozen=True)
 class Arg:
-    """``kind``: b buffer, p parameter, s state, n pin, i input (0 token_ids, 1 positions, 2 lookback)."""
+    """``kind``: b buffer, p parameter, s state, n pin, i input (0 token_ids, 1 positions, 2 lookback; kernels find these in
+    the step), z nothing (a constant that lies in the kernel)."""
 
     kind: str
     index: int

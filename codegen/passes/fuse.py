@@ -1,0 +1,247 @@
+"""Fusion: a graph becomes regions, one kernel each.
+
+Every value gets a *level*: anchors (contractions, attention, selection, draws) sit on odd levels, row-local work on even
+ones, each as early as its inputs allow. Two nodes of one level never depend on each other through an anchor, so nodes of
+one level and row axis may share a kernel; what a target lets them share is data (``Capabilities``):
+
+1. contractions of the same rows, or any of one level (``mixed_tiles``), become one kernel;
+2. row-local nodes after an anchor move into its epilogue as far as the slot's granularity reaches;
+3. the remaining row-local nodes of a level and axis become one ``rowwise`` kernel.
+
+``keep``, ``reshape`` and ``by_sequence`` are views of the buffer they read, never kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from deepinfer.backends.base import GRANULARITIES, Capabilities
+from deepinfer.dsl.graph import Graph, Node
+from deepinfer.dsl.ops import BINARY, COMPARE, INTEGER, UNARY
+from deepinfer.dsl.types import Rows
+from deepinfer.errors import InternalError
+
+FREE = ("param", "const", "state")
+VIEWS = ("keep", "reshape", "by_sequence")
+ANCHORS = {"contract": "gemm", "grouped_contract": "grouped_gemm", "attend": "attend", "index_score": "score_select",
+           "draw": "draw"}
+ELEMENTWISE = {*UNARY, *BINARY, *COMPARE, *INTEGER, "where", "to_float", "round"}
+_GROUP = {"encode", "pair_rotate"}
+_AXIS_ORDER = {"step": 0, "groups": 1, "kept": 2, "wanted": 3, "seq": 4}
+
+
+@dataclass(eq=False)
+class Region:
+    """Nodes of one kernel in graph order. ``anchors`` is empty for a rowwise region; ``epilogue`` are the row-local nodes
+    that run in the anchors' kernel. ``why`` says what ended the region."""
+
+    family: str
+    rows: Rows
+    level: int
+    anchors: list[Node] = field(default_factory=list)
+    members: list[Node] = field(default_factory=list)
+    epilogue: list[Node] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def nodes(self) -> list[Node]:
+        return sorted({n.id: n for n in (*self.anchors, *self.members, *self.epilogue)}.values(), key=lambda n: n.id)
+
+    @property
+    def scope(self) -> str:
+        """Place in the model of the node that ends the region (its anchor when it has one)."""
+        return (self.anchors or self.nodes)[-1].scope
+
+
+def owner(n: Node) -> Node:
+    """The node whose buffer a view reads."""
+    while n.op in VIEWS:
+        n = n.inputs[0]
+    return n
+
+
+def granularity(n: Node) -> str:
+    """How much of a row the op needs at once."""
+    if n.op in ELEMENTWISE:
+        return "element"
+    return "group" if n.op in _GROUP else "row"
+
+
+def _reaches(limit: str, need: str) -> bool:
+    return GRANULARITIES.index(need) <= GRANULARITIES.index(limit)
+
+
+class _Levels:
+    """Level of every computing node; the nodes of one selection (score, block maxima, top-k) are one unit."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.unit: dict[int, int] = {}
+        self.units: dict[int, list[Node]] = defaultdict(list)
+        for n in graph.nodes:
+            if n.op in FREE or n.op in VIEWS:
+                continue
+            root = n.id
+            if n.op in ("block_max", "within_blocks", "topk") and self._symbolic(n.inputs[0]):
+                root = self.unit[n.inputs[0].id]
+            self.unit[n.id] = root
+            self.units[root].append(n)
+        self.level: dict[int, int] = {}
+        for root in self._order():
+            self.level[root] = self._level(root)
+
+    @staticmethod
+    def _symbolic(n: Node) -> bool:
+        return any(isinstance(d, str) for d in n.type.dims)
+
+    def is_anchor(self, root: int) -> bool:
+        return self.units[root][0].op in ANCHORS
+
+    def inputs(self, root: int) -> Iterable[int]:
+        """Units this unit reads, through views and row-less arithmetic."""
+        stack = [i for n in self.units[root] for i in n.inputs]
+        while stack:
+            i = owner(stack.pop())
+            if i.id in self.unit and self.unit[i.id] != root:
+                yield self.unit[i.id]
+
+    def _order(self) -> list[int]:
+        deps = {u: set(self.inputs(u)) for u in self.units}
+        readers: dict[int, list[int]] = defaultdict(list)
+        for u, ds in deps.items():
+            for d in ds:
+                readers[d].append(u)
+        ready = [u for u, ds in deps.items() if not ds]
+        waiting = {u: len(ds) for u, ds in deps.items()}
+        out: list[int] = []
+        while ready:
+            u = ready.pop()
+            out.append(u)
+            for r in readers[u]:
+                waiting[r] -= 1
+                if not waiting[r]:
+                    ready.append(r)
+        if len(out) != len(deps):
+            raise InternalError(f"graph {self.graph.name} has a cycle between selections")
+        return out
+
+    def _level(self, root: int) -> int:
+        anchor = self.is_anchor(root)
+        level = 1 if anchor else 0
+        for d in self.inputs(root):
+            have, from_anchor = self.level[d], self.is_anchor(d)
+            if anchor:
+                level = max(level, have + 2 if from_anchor else have + 1)
+            else:
+                level = max(level, have + 1 if from_anchor else have)
+        return level
+
+
+def _rows(n: Node) -> Rows | None:
+    if n.op in ("extend", "append"):
+        return n.inputs[1].type.rows
+    return n.type.rows
+
+
+def _anchor_regions(levels: _Levels, caps: Capabilities) -> dict[int, Region]:
+    """Node id of each anchor-unit node -> its region."""
+    out: dict[int, Region] = {}
+    merged: dict[object, Region] = {}
+    for root, nodes in levels.units.items():
+        head = nodes[0]
+        if head.op not in ANCHORS:
+            continue
+        family, level, rows = ANCHORS[head.op], levels.level[root], _rows(head)
+        assert rows is not None
+        key: object = root
+        if family in ("gemm", "grouped_gemm"):
+            if caps.mixed_tiles:
+                key = ("mixed", level, rows)
+            elif caps.shared_input:
+                shared = (head.inputs[0].type.dims, *(i.id for i in map(owner, head.inputs[1:-1])))
+                key = (family, level, rows, owner(head.inputs[0]).id, shared)
+        region = merged.setdefault(key, Region(family, rows, level))
+        region.anchors.append(head)
+        region.members += nodes[1:]
+        for n in nodes:
+            out[n.id] = region
+    return out
+
+
+def _takes(n: Node, region: Region, inside: set[int], caps: Capabilities, levels: _Levels) -> bool:
+    """Whether a row-local node may run in the epilogue of ``region``."""
+    limit = caps.epilogue.get(region.family, "none")
+    if limit == "row" and not caps.ticket:
+        limit = "group"
+    if n.type.rows is None or not _reaches(limit, granularity(n)) or _rows(n) != region.rows:
+        return False
+    reads_anchor = False
+    for raw in n.inputs:
+        i = owner(raw)
+        if i.op in FREE or i.type.rows is None:
+            if limit == "element" and raw.op == "param" and raw.type.size != 1:
+                return False
+            continue
+        if i.id in inside:
+            reads_anchor = True
+            if limit == "element" and raw.op in VIEWS:
+                return False
+        elif levels.level.get(levels.unit[i.id], -1) >= region.level:
+            return False
+    if not reads_anchor:
+        return False
+    return limit != "element" or all(n.type.dims == a.type.dims for a in region.anchors)
+
+
+def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> set[int]:
+    """Moves row-local nodes into anchor regions; returns their ids."""
+    inside: dict[int, set[int]] = {}
+    placed: set[int] = set()
+    for n in graph.nodes:
+        if n.id not in levels.unit or n.id in regions:
+            continue
+        candidates = {id(r): r for i in n.inputs if (r := regions.get(owner(i).id)) is not None}
+        for region in candidates.values():
+            seen = inside.setdefault(id(region), {a.id for a in (*region.anchors, *region.members)})
+            if levels.level[n.id] == region.level + 1 and _takes(n, region, seen, caps, levels):
+                region.epilogue.append(n)
+                regions[n.id] = region
+                seen.add(n.id)
+                placed.add(n.id)
+                break
+    return placed
+
+
+def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
+    """Regions in launch order. The graph must be narrowed (each computing node has its final row axis).
+
+    Row-less arithmetic (parameters combined with constants) belongs to no region: it is repeated where it is read.
+    """
+    levels = _Levels(graph)
+    of_node = _anchor_regions(levels, caps)
+    _epilogues(graph, levels, of_node, caps)
+    rowwise: dict[tuple[int, Rows], Region] = {}
+    for n in graph.nodes:
+        rows = _rows(n)
+        if n.id not in levels.unit or n.id in of_node or rows is None:
+            continue
+        level = levels.level[n.id]
+        region = rowwise.setdefault((level, rows), Region("rowwise", rows, level, why="row-local work between anchors"))
+        region.members.append(n)
+        of_node[n.id] = region
+    regions = list({id(r): r for r in of_node.values()}.values())
+    regions = [r for r in regions if not _only_loads(r)]
+    for r in regions:
+        r.why = r.why or _why(r, caps)
+    return sorted(regions, key=lambda r: (r.level, _AXIS_ORDER[r.rows.kind], r.rows.ratio, r.nodes[0].id))
+
+
+def _only_loads(r: Region) -> bool:
+    return all(n.op in ("input", "group_positions") for n in r.nodes)
+
+
+def _why(r: Region, caps: Capabilities) -> str:
+    limit = caps.epilogue.get(r.family, "none")
+    return f"{r.family} anchor; its epilogue reaches '{limit}' on {caps.target}"

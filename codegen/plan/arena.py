@@ -1,0 +1,32 @@
+"""Arena layout: buffers whose lifetimes do not overlap share bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from deepinfer.codegen.plan.launch import Buffer
+
+ALIGNMENT = 64  # a cache line; also the widest vector load
+
+
+def lay_out(buffers: list[Buffer], limits: Mapping[str, int]) -> tuple[list[Buffer], int]:
+    """Offsets for all buffers and the bytes of the arena.
+
+    ``limits``: most rows of each axis (printed name). Greedy by size: each buffer takes the lowest gap that is free
+    during its whole life; the result depends on the buffers only.
+    """
+    sizes = [-(-b.row_bytes * limits[b.axis] // ALIGNMENT) * ALIGNMENT for b in buffers]
+    placed: list[tuple[int, int, int, int]] = []  # first, last, start, end
+    out: list[Buffer | None] = [None] * len(buffers)
+    for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], i)):
+        b = buffers[i]
+        busy = sorted((s, e) for f, l, s, e in placed if f <= b.last and b.first <= l)
+        start = 0
+        for s, e in busy:
+            if start + sizes[i] <= s:
+                break
+            start = max(start, e)
+        placed.append((b.first, b.last, start, start + sizes[i]))
+        out[i] = replace(b, offset=start)
+    return [b for b in out if b is not None], max((e for *_, e in placed), default=0)
