@@ -29,7 +29,8 @@ class Operand:
     ``rows``: the row axis as printed (``T``, ``T_kept``, ``T/2``, ``S``, ``-``); a ``value`` on a wider axis than the
     kernel's is read through the suffix map of the ABI (a ``keep`` costs nothing).
     ``detail``: param: stack; input: name; value: by_sequence n (rows of T seen as [n, ...] by a kernel on S); const:
-    values or make; state: kind (window|paged|grouptail), record_bytes, axis, ring_rows, window, group, ratio.
+    values or make; state: kind (window|paged|grouptail), record_bytes, axis, ring_rows, window, first_position, group,
+    ratio.
     """
 
     role: str
@@ -64,7 +65,8 @@ class TileOp:
     - ``const`` values | make; ``carry`` name (inside a scan body);
     - ``store_record`` operand=state (value): encode into the state's record and write it (extend: to ``fresh``;
       append: to the paged entry, if it is at or above the floor);
-    - ``pool`` operand=state, ratio, overlap: pooled entry of this group.
+    - ``pool`` operand=state, ratio, overlap: pooled entry of this group;
+    - ``previous`` operand=state, back (position): the window's row ``back`` positions earlier, zeros where it holds none.
 
     ``args`` index earlier ops. ``scan`` has attr ``body``: a TileProgram whose last op is the carry.
     """

@@ -138,6 +138,8 @@ class _Writer:
             return self.add("gather", (self.emit(n.inputs[1]),), dims, dtype, operand=self.param(n.inputs[0]))
         if n.op == "pool":
             return self.add("pool", (), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
+        if n.op == "previous":
+            return self.add("previous", (self.emit(n.inputs[1]),), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
         if n.op == "topk":
             return self.add("topk", (self.emit(n.inputs[0]),), dims, dtype, k=n.attrs["k"], pin=self.pin(n))
         args = tuple(self.emit(i) for i in n.inputs)
@@ -163,7 +165,7 @@ def state_detail(s: State, axis: str) -> Attrs:
     """What a kernel must know of a state; ``axis``: rows it is extended on."""
     d: dict[str, Any] = {"kind": s.kind, "record_bytes": s.record_bytes, "axis": axis}
     if isinstance(s, Window):
-        d |= {"ring_rows": s.ring_rows, "window": s.rows}
+        d |= {"ring_rows": s.ring_rows, "window": s.rows, "first_position": s.first_position}
     elif isinstance(s, GroupTail):
         d |= {"ring_rows": s.ring_rows, "group": s.group}
     elif isinstance(s, Paged):

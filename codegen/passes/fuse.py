@@ -134,6 +134,8 @@ class _Levels:
             have, from_anchor = self.level[d], self.is_anchor(d)
             if anchor:
                 level = max(level, have + 2 if from_anchor else have + 1)
+            elif self.units[d][0].op in ("extend", "append"):
+                level = max(level, have + 2)  # it reads rows that other items of the writing kernel make
             else:
                 level = max(level, have + 1 if from_anchor else have)
         return level
