@@ -65,6 +65,8 @@ typedef struct {
     void* const* p;           // operands in the order of the KernelSpec: buffer, DiParam*, DiState*, pin, per role
     char* scratch;            // this thread's scratch, at least the bytes the kernel asked for, 64-byte aligned
     int64_t lo, hi;           // items lo .. hi - 1 are this call's
+    int32_t axis;             // row axis of the launch
+    int32_t reserved;
 } DiArgs;
 
 typedef void (*DiKernel)(const DiArgs*);
@@ -75,7 +77,15 @@ extern "C" {
 #endif
 typedef struct DiEngine DiEngine;
 
-// All functions return 0 or a positive error code; di_error() then holds one sentence.
+// All functions return 0 or one of these; di_error() then holds one sentence (of the calling thread).
+enum {
+    DI_BAD_TABLE = 1,   // lib/launch.txt is unreadable or contradicts itself
+    DI_BAD_KERNELS = 2, // lib/kernels.so cannot be loaded or lacks a symbol
+    DI_NO_MEMORY = 3,   // an allocation failed
+    DI_OVER_LIMIT = 4,  // the batch has more rows than the engine was compiled for
+    DI_BAD_CALL = 5,    // an argument of the caller is wrong
+    DI_NOT_READY = 6    // not allocated, a parameter not bound, nothing run yet, or another run in progress
+};
 const char* di_error(void);
 int di_abi(void);
 // Reads lib/launch.txt, loads lib/kernels.so.
@@ -93,7 +103,7 @@ int di_run(DiEngine*, const char* entry, int32_t seqs, const DiSeq* seq, const i
 int di_output(DiEngine*, const char* entry, const char* name, const void** data, int64_t* rows, int64_t* row_bytes);
 // Raw access to a state (copy, spill, fork, prefix adoption): pointer to slot or block `unit` and its bytes.
 int di_state(DiEngine*, const char* name, int32_t unit, void** data, int64_t* bytes);
-// Microseconds of each launch of the last run when profiling is on: times[launches].
+// Microseconds of each launch and commit of the last run when profiling is on, in the order of the launch table.
 int di_profile(DiEngine*, int32_t on, const double** times, int32_t* launches);
 #ifdef __cplusplus
 }
