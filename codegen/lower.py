@@ -1,0 +1,131 @@
+"""The middle of the compiler: traced program -> plan, one pass after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from deepinfer.backends.base import Backend
+from deepinfer.codegen.passes.fuse import Region, fuse
+from deepinfer.codegen.passes.narrow import Narrowing, narrow_model
+from deepinfer.codegen.passes.numerics import drop_rounding
+from deepinfer.codegen.plan.checks import check_table
+from deepinfer.codegen.plan.table import Lowered, build_table
+from deepinfer.dsl.graph import Graph
+from deepinfer.dsl.model import Model, Program, trace
+from deepinfer.dsl.printer import print_graph
+from deepinfer.dsl.verifier import verify
+from deepinfer.errors import PlanError
+
+# Logits of a step stay in the arena; as many rows as fit here may be asked for at once.
+_LOGITS_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class PassTime:
+    name: str
+    seconds: float
+    note: str
+
+
+@dataclass
+class Plan:
+    """What ``lower`` returns: graphs after the last pass, regions, launch table with sources, and how it came about."""
+
+    model: Model
+    target: str
+    graphs: dict[str, Graph]
+    narrowing: dict[str, Narrowing]
+    regions: dict[str, list[Region]]
+    lowered: Lowered
+    passes: list[PassTime] = field(default_factory=list)
+
+
+class PassLog:
+    """Times each pass, and writes what it made to ``<dump>/NN-name.txt`` when a folder is given."""
+
+    def __init__(self, dump: Path | None, on_pass: Callable[[str], None] | None) -> None:
+        self.dump, self.on_pass = dump, on_pass
+        self.times: list[PassTime] = []
+        if dump is not None:
+            dump.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def run(self, name: str) -> Iterator[list[str]]:
+        """Yields a list; its first entry becomes the note of the pass, all entries go into the dump."""
+        if self.on_pass:
+            self.on_pass(name)
+        start, text = perf_counter(), list[str]()
+        yield text
+        self.times.append(PassTime(name, perf_counter() - start, text[0].splitlines()[0] if text else ""))
+        if self.dump is not None:
+            (self.dump / f"{len(self.times):02d}-{name}.txt").write_text("\n\n".join(text) + "\n")
+
+
+def row_limits(model: Model) -> dict[str, int]:
+    """Most rows of each axis of a step, from the options; raises PlanError when they contradict each other."""
+    opt, verify_rows = model.options, model.draft_tokens + 1
+    least = opt.max_num_seqs * verify_rows
+    if opt.max_num_batched_tokens < least:
+        raise PlanError("max_num_batched_tokens is too small for one verify of every sequence", found=opt.max_num_batched_tokens,
+                        allowed=f">= max_num_seqs x {verify_rows} = {least}",
+                        next_step="raise max_num_batched_tokens or lower max_num_seqs")
+    if opt.max_model_len > model.max_positions:
+        raise PlanError("max_model_len exceeds the positions of the model", found=opt.max_model_len,
+                        allowed=f"<= {model.max_positions}")
+    fitting = _LOGITS_BYTES // (4 * model.vocab_size)
+    wanted = min(opt.max_num_batched_tokens, max(least, fitting))
+    return {"step": opt.max_num_batched_tokens, "kept": opt.max_num_batched_tokens, "wanted": wanted,
+            "seq": opt.max_num_seqs}
+
+
+def _printed(graphs: dict[str, Graph]) -> list[str]:
+    counts = ", ".join(f"{name} {len(g)} nodes" for name, g in graphs.items())
+    return [counts, *(print_graph(g) for g in graphs.values())]
+
+
+def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = None,
+          on_pass: Callable[[str], None] | None = None) -> Plan:
+    """Trace, choose numerics, narrow rows, fuse and lay out: everything up to source text.
+
+    ``dump``: folder for one numbered text file a pass. Raises SpecError, PlanError.
+    """
+    log = PassLog(dump, on_pass)
+    with log.run("trace") as text:
+        program: Program = trace(model)
+        graphs = program.graphs
+        text += _printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
+    if model.options.profile == "wide":
+        with log.run("drop-rounding") as text:
+            graphs = {k: drop_rounding(g) for k, g in graphs.items()}
+            text += _printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
+    with log.run("narrow-rows") as text:
+        narrowed = {k: narrow_model(model, g) for k, g in graphs.items()}
+        graphs, narrowing = {k: g for k, (g, _) in narrowed.items()}, {k: n for k, (_, n) in narrowed.items()}
+        text.append(f"{narrowing['step'].step_share:.1%} of the matmul work runs for every new row")
+        text += [n.table() for n in narrowing.values()]
+        for g in graphs.values():
+            verify(g)
+        if dump:
+            text += [print_graph(g) for g in graphs.values()]
+    with log.run("fuse") as text:
+        caps = backend.capabilities(target)
+        regions = {k: fuse(g, caps) for k, g in graphs.items()}
+        text.append(", ".join(f"{k} {len(r)} kernels" for k, r in regions.items()))
+        text += [_describe(r) for r in regions.values()] if dump else []
+    with log.run("plan") as text:
+        lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
+                              block_tokens=model.block_tokens, lookback=model.lookback_tokens)
+        check_table(lowered.table, lowered.specs)
+        text.append(f"{len(lowered.specs)} distinct kernels")
+        if dump:
+            text += [lowered.table.text(), *(f"{s.symbol}\n{'' if not s.slots else s.slots[0][1]}" for s in lowered.specs)]
+    return Plan(model, target, graphs, narrowing, regions, lowered, log.times)
+
+
+def _describe(regions: list[Region]) -> str:
+    return "\n".join(f"{i:4d} level {r.level:4d} {r.family:12s} {r.rows!s:9s} {r.scope or '-':28s} "
+                     f"{' '.join(f'%{n.id}:{n.op}' for n in r.nodes)}   # {r.why}" for i, r in enumerate(regions))
