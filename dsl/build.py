@@ -19,7 +19,7 @@ from deepinfer.errors import SpecError
 if TYPE_CHECKING:
     from deepinfer.dsl.state import State
 
-_HERE = str(Path(__file__).resolve().parent)
+_HERE = str(Path(__file__).parent)  # as code objects name it: deepinfer/dsl is a link
 _stack: list[Builder] = []
 
 
