@@ -45,7 +45,7 @@ def cache_root() -> Path:
 
 
 def digest_of(key: Mapping[str, Any]) -> str:
-    """sha256 of the key as canonical JSON. Keys hold text, hashes, flags and versions, never a machine's paths."""
+    """sha256 of the key as canonical JSON. A key holds text, hashes and versions, never a local path."""
     return hashlib.sha256(_canonical(key)).hexdigest()
 
 

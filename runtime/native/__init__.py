@@ -1,0 +1,1 @@
+"""The fixed native runner: C++ sources, and how they become ``runner.so``."""

@@ -1,0 +1,70 @@
+"""Compile the fixed runner once per compiler, through the cache.
+
+The runner is the same for every engine of this version; a new model never recompiles it. It is built for the
+base instruction set of the machine: kernels choose theirs at run time, the runner has nothing to vectorise.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from deepinfer.codegen.cache import Cache, Entry, file_digest
+from deepinfer.errors import InternalError, ToolchainError
+from deepinfer.machine import cxx_compiler
+
+LIBRARY = "runner.so"
+SOURCE_FOLDER = Path(__file__).resolve().parent
+# libstdc++ goes into the library, so that an engine runs where no compiler was ever installed.
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra",
+         "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--build-id=none", "-Wl,--exclude-libs,ALL")
+LIBRARIES = ("-ldl",)
+
+
+def runner_sources() -> list[Path]:
+    """Sources and headers of the runner, sorted by name."""
+    return sorted(p for p in SOURCE_FOLDER.iterdir() if p.suffix in (".cpp", ".h"))
+
+
+@lru_cache(maxsize=1)
+def runner_abi() -> int:
+    """``DI_ABI`` of abi.h: what a loader must match."""
+    header = (SOURCE_FOLDER / "abi.h").read_text(encoding="utf-8")
+    match = re.search(r"^#define DI_ABI (\d+)", header, re.MULTILINE)
+    if match is None:
+        raise InternalError("abi.h defines no DI_ABI")
+    return int(match[1])
+
+
+def compiler_name(path: str) -> str:
+    """First line of ``g++ --version``: what goes into keys and manifests, never the path."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        raise ToolchainError("the C++ compiler does not say its version", where=path,
+                             next_step="install g++, or point CXX at one")
+    return lines[0].strip()
+
+
+def build_runner(cache: Cache | None = None) -> Entry:
+    """The cached ``runner.so`` (entry.files[LIBRARY]); compiles it when needed (a few seconds).
+
+    Raises ToolchainError without a usable compiler, or with the compiler's first complaint.
+    """
+    compiler = cxx_compiler()
+    key = {"kind": "runner", "compiler": compiler_name(compiler), "flags": [*FLAGS, *LIBRARIES],
+           "sources": {p.name: file_digest(p) for p in runner_sources()}}
+    units = [p.name for p in runner_sources() if p.suffix == ".cpp"]
+
+    def make(folder: Path) -> None:
+        # Relative names in the source folder: no path of the machine can reach the output.
+        command = [compiler, *FLAGS, *units, *LIBRARIES, "-o", str(folder / LIBRARY)]
+        done = subprocess.run(command, cwd=SOURCE_FOLDER, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = done.stderr.splitlines() or ["no message"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise ToolchainError("the runner does not compile", where=compiler, found=first)
+
+    return (cache or Cache()).fetch(key, make)

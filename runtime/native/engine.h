@@ -1,0 +1,83 @@
+// An open engine: table, loaded kernels, memory, bound parameters, and one plan of execution per entry.
+#ifndef DEEPINFER_ENGINE_H
+#define DEEPINFER_ENGINE_H
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "step.h"
+#include "table.h"
+
+// A shared object, closed with the engine.
+class Library {
+  public:
+    explicit Library(const std::string& path);
+    ~Library();
+    Library(const Library&) = delete;
+    Library& operator=(const Library&) = delete;
+    DiKernel kernel(const std::string& symbol) const;
+
+  private:
+    std::string path_;
+    void* handle_;
+};
+
+// Takes items 0 .. items - 1 of one phase; on a cache line of its own, since all threads write it.
+struct alignas(64) Dealer {
+    std::atomic<int64_t> next{0};
+    int64_t items = 0;
+    int64_t batch = 1;  // items dealt at a time
+};
+
+// What one entry needs at run time. Argument pointers are resolved once; only pins change from run to run.
+struct Plan {
+    std::vector<DiState> states;
+    std::vector<void*> args;
+    std::vector<std::pair<size_t, int32_t>> pin_args;  // (place in args, pin)
+    std::vector<int32_t> params;                       // parameters that its launches read
+    std::unique_ptr<Dealer[]> dealers;                 // by phase
+    std::vector<double> microseconds;                  // by phase
+};
+
+struct DiEngine {
+    explicit DiEngine(const std::string& lib_dir);
+    DiEngine(const DiEngine&) = delete;
+    DiEngine& operator=(const DiEngine&) = delete;
+
+    void allocate(int32_t slots, int32_t blocks, int32_t threads);
+    void bind(int32_t index, int32_t i, const void* data, const void* scale);
+    void run(const std::string& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
+             const int64_t* lookback, const int32_t* const* pins);
+    void output(const std::string& entry, const std::string& name, const void** data, int64_t* rows,
+                int64_t* row_bytes) const;
+    void state(const std::string& name, int32_t unit, void** data, int64_t* bytes) const;
+    void profile(bool on, const double** times, int32_t* launches);
+    Layout layout(int32_t slots, int32_t blocks, int32_t threads) const;
+
+  private:
+    Table table_;
+    Library library_;
+    std::vector<DiKernel> kernels_;
+    std::vector<std::vector<DiParam>> params_;
+    Step step_;
+    Block arena_, scratch_, rings_, pages_;
+    Layout layout_;
+    std::vector<Plan> plans_;
+    int32_t slots_ = 0, blocks_ = 0, threads_ = 0;  // threads_ > 0: allocated
+    int32_t last_entry_ = -1;
+    bool profiling_ = false;
+    std::atomic<bool> running_{false};
+
+    int32_t entry_named(const std::string& name) const;
+    char* state_base(int32_t state) const;
+    void make_plan(int32_t entry);
+    void check_bound(const Plan& plan) const;
+    void deal(const EntryRow& entry, Plan& plan);
+    void execute(const EntryRow& entry, Plan& plan);
+    void work(const EntryRow& entry, const Plan& plan, size_t phase, int32_t thread);
+    void commit(const Plan& plan, const Phase& phase, int64_t seq);
+};
+
+#endif

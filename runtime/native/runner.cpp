@@ -1,0 +1,122 @@
+// Runs a step: one parallel region over the phases of an entry. Threads take items of a phase from its dealer and wait
+// for each other before the next one.
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "engine.h"
+#include "fault.h"
+
+namespace {
+
+const int64_t SHARES_PER_THREAD = 8;  // items are dealt in so many shares per thread, against uneven work
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds_between(Clock::time_point start, Clock::time_point stop) {
+    return std::chrono::duration<double, std::micro>(stop - start).count();
+}
+
+// Marks the engine as busy; a second caller is refused, not queued.
+class Busy {
+  public:
+    explicit Busy(std::atomic<bool>& flag) : flag_(flag) {
+        if (flag_.exchange(true)) fail(DI_NOT_READY, "another run of this engine is in progress");
+    }
+    ~Busy() { flag_.store(false); }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+  private:
+    std::atomic<bool>& flag_;
+};
+
+}  // namespace
+
+void DiEngine::run(const std::string& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
+                   const int64_t* lookback, const int32_t* const* pins) {
+    if (!threads_) fail(DI_NOT_READY, "the engine has no memory yet");
+    Busy busy(running_);
+    int32_t at = entry_named(entry);
+    const EntryRow& e = table_.entries[(size_t)at];
+    Plan& plan = plans_[(size_t)at];
+    last_entry_ = -1;
+    check_bound(plan);
+    step_.fill(e, seqs, seq, token_ids, lookback, pins);
+    for (const auto& p : plan.pin_args) plan.args[p.first] = const_cast<int32_t*>(step_.pin(p.second));
+    deal(e, plan);
+    execute(e, plan);
+    last_entry_ = at;
+}
+
+void DiEngine::deal(const EntryRow& entry, Plan& plan) {
+    for (size_t i = 0; i < entry.phases.size(); ++i) {
+        const Phase& p = entry.phases[i];
+        Dealer& d = plan.dealers[i];
+        int64_t rows = p.kernel < 0 ? step_.rows(DI_AXIS_SEQ) : step_.rows(p.axis);
+        d.items = (rows + p.rows_per_item - 1) / p.rows_per_item * p.items_per_tile;
+        d.batch = std::max<int64_t>(1, d.items / (SHARES_PER_THREAD * threads_));
+        d.next.store(0, std::memory_order_relaxed);
+    }
+}
+
+void DiEngine::execute(const EntryRow& entry, Plan& plan) {
+    const size_t phases = entry.phases.size();
+    const bool alone = threads_ == 1;
+    Clock::time_point start = Clock::now();
+    auto timed = [&](size_t i) {
+        if (!profiling_) return;
+        Clock::time_point now = Clock::now();
+        plan.microseconds[i] = microseconds_between(start, now);
+        start = now;
+    };
+    if (alone) {
+        for (size_t i = 0; i < phases; ++i) {
+            if (plan.dealers[i].items) work(entry, plan, i, 0);
+            timed(i);
+        }
+        return;
+    }
+#pragma omp parallel num_threads(threads_)
+    {
+        const int32_t thread = omp_get_thread_num();
+        for (size_t i = 0; i < phases; ++i) {
+            if (plan.dealers[i].items) {
+                work(entry, plan, i, thread);
+#pragma omp barrier
+            }
+            if (thread == 0) timed(i);
+        }
+    }
+}
+
+void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, int32_t thread) {
+    const Phase& p = entry.phases[phase];
+    Dealer& d = plan.dealers[phase];
+    char* scratch = scratch_.data() + thread * layout_.scratch_stride;
+    DiArgs args{&step_.view(), plan.args.data() + p.first_arg, scratch, 0, 0, p.axis, 0};
+    for (;;) {
+        args.lo = d.next.fetch_add(d.batch, std::memory_order_relaxed);
+        if (args.lo >= d.items) return;
+        args.hi = std::min(args.lo + d.batch, d.items);
+        if (p.kernel >= 0) {
+            kernels_[(size_t)p.kernel](&args);
+        } else {
+            for (int64_t s = args.lo; s < args.hi; ++s) commit(plan, p, s);
+        }
+    }
+}
+
+// Rows that a ring cannot hold are skipped, so each slot of the ring is written once.
+void DiEngine::commit(const Plan& plan, const Phase& phase, int64_t seq) {
+    const DiState& state = plan.states[(size_t)phase.state];
+    const DiAxis& axis = step_.view().axis[state.axis];
+    const int64_t stop = axis.first[seq + 1];
+    char* ring = state.base + step_.view().seq[seq].slot * state.stride;
+    for (int64_t row = std::max<int64_t>(axis.first[seq], stop - state.rows); row < stop; ++row) {
+        std::memcpy(ring + axis.pos[row] % state.rows * state.record_bytes, state.fresh + row * state.record_bytes,
+                    (size_t)state.record_bytes);
+    }
+}

@@ -1,0 +1,81 @@
+// The launch table as the runner holds it; see codegen/plan/launch.py for the text form and the meaning of each record.
+#ifndef DEEPINFER_TABLE_H
+#define DEEPINFER_TABLE_H
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+
+struct ParamRow {
+    std::string name;
+    int32_t stack;  // tensors of a stack, 0: a single tensor
+};
+
+struct StateRow {
+    std::string name;
+    bool paged;
+    int32_t rows;  // ring rows, or entries per block
+    int32_t record_bytes;
+    int32_t axis;   // rings: the axis that extends them
+    int32_t ratio;  // paged: tokens per entry
+};
+
+struct KernelRow {
+    std::string symbol;
+    int64_t scratch_bytes;
+};
+
+struct BufferRow {
+    int32_t axis;
+    int64_t row_bytes;
+    int64_t offset;
+};
+
+struct ArgWord {
+    char kind;  // b buffer, p parameter, s state, n pin, i input, z nothing
+    int32_t index;
+};
+
+enum { INPUT_TOKEN_IDS = 0, INPUT_POSITIONS = 1, INPUT_LOOKBACK = 2, INPUTS = 3 };
+
+// A launch, or (kernel < 0) the commit of a ring.
+struct Phase {
+    int32_t kernel = -1;
+    int32_t state = -1;
+    int32_t axis = 0;
+    int64_t rows_per_item = 1;
+    int64_t items_per_tile = 1;
+    int64_t first_arg = 0;
+    int32_t args = 0;
+};
+
+struct EntryRow {
+    std::string name;
+    int64_t arena_bytes = 0;
+    bool uses_pages = false;
+    std::vector<BufferRow> buffers;
+    std::vector<int32_t> fresh;  // by state: buffer of this step's rows, or -1
+    std::vector<ArgWord> args;
+    std::vector<Phase> phases;
+    std::vector<std::pair<std::string, int32_t>> outputs;
+};
+
+struct Table {
+    int32_t block_tokens = 0;
+    int32_t lookback = 0;
+    int32_t axes = DI_AXIS_GROUPS;
+    int32_t ratio[DI_MAX_AXES] = {};  // of group axes
+    int64_t limit[DI_MAX_AXES] = {};  // most rows of each axis
+    std::vector<ParamRow> params;
+    std::vector<StateRow> states;
+    std::vector<std::string> pins;
+    std::vector<KernelRow> kernels;
+    std::vector<EntryRow> entries;
+};
+
+// Reads and checks a launch table; a fault names file and line.
+Table read_table(const std::string& path);
+
+#endif
