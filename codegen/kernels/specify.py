@@ -227,7 +227,7 @@ def _gemm(w: _Writer, out: list[Node]) -> _Made:
     anchors = w.region.anchors
     x = anchors[0].inputs[0]
     if any(owner(a.inputs[0]).id != owner(x).id for a in anchors):
-        raise InternalError("a gemm region mixes inputs", where=anchors[0].scope)  # mixed tiles: targets that have them
+        raise InternalError(f"{anchors[0].scope}: a gemm region mixes inputs")  # mixed tiles: targets that have them
     weights = []
     for a in anchors:
         weight = a.inputs[1]

@@ -8,8 +8,8 @@ from deepinfer.codegen.plan.table import axis_limits
 from deepinfer.errors import InternalError
 
 
-def _fail(what: str, entry: EntryTable, launch: int, **kw: object) -> InternalError:
-    return InternalError(f"launch table, entry {entry.name}: {what}", where=f"launch {launch}", **kw)  # type: ignore[arg-type]
+def _fail(what: str, entry: EntryTable, launch: int, found: str = "") -> InternalError:
+    return InternalError(f"launch table, entry {entry.name}, launch {launch}: {what}" + (f" ({found})" if found else ""))
 
 
 def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
@@ -73,7 +73,7 @@ def _row_counts_have_kernels(table: LaunchTable, entry: EntryTable) -> None:
         if not isinstance(step, Commit) and (step.rows_per_item < 1 or step.items_per_tile < 1):
             raise _fail("a launch has no items", entry, i)
     if min(table.limits.values()) < 1:
-        raise InternalError("launch table: a row limit is below 1", found=str(table.limits))
+        raise InternalError(f"launch table: a row limit is below 1 ({table.limits})")
 
 
 def check_table(table: LaunchTable, specs: list[KernelSpec]) -> None:

@@ -188,7 +188,7 @@ class _EntryBuilder:
         key = int(b.name)
         if key not in self.buffer_of:
             if not op.write:
-                raise InternalError(f"a kernel reads %{key} ({b.node.op}) before it is written", where=scope)
+                raise InternalError(f"{scope}: a kernel reads %{key} ({b.node.op}) before it is written")
             stored = self.parent.backend.stored(b.node.type.dtype)
             self.buffer_of[key] = self._buffer(op.rows, stored.data_bytes(b.node.type.size), key, scope)
         self._touch(self.buffer_of[key])
