@@ -99,7 +99,7 @@ class Narrowing:
         lines += [f"keep {name} -> {axis}: {size} bytes a row" for name, axis, size in self.kept]
         r = self.replay
         lines.append(f"kept rows: exact {r.exact_keep}, licensed {r.licensed_keep}")
-        lines.append(f"run again at a hit without windows: exact {r.exact_rerun}, licensed {r.licensed_rerun}")
+        lines.append(f"run again at a hit without windows: exact {r.exact_rerun}, else {r.licensed_rerun}")
         return "\n".join([*lines, f"work for every new row: {self.step_share:.1%}"])
 
 

@@ -166,7 +166,8 @@ def _whole(s: State, tokens: int, clock: Clock) -> None:
 
 def _paged(s: Paged, clock: Clock) -> PagedPlan:
     _whole(s, s.tokens_per_entry, clock)
-    return PagedPlan(s.name, s.tokens_per_entry, s.record_bytes, clock.block // s.tokens_per_entry * s.record_bytes)
+    entries = clock.block // s.tokens_per_entry
+    return PagedPlan(s.name, s.tokens_per_entry, s.record_bytes, entries * s.record_bytes)
 
 
 def _ring(s: State, clock: Clock, axes: dict[str, Rows]) -> RingPlan:
@@ -175,7 +176,8 @@ def _ring(s: State, clock: Clock, axes: dict[str, Rows]) -> RingPlan:
     axis = axes[s.name]
     if isinstance(s, Window):
         _enough(s, s.slack, clock.ring_slack, "slack rows for the drafts of the verifies in flight")
-        return RingPlan(s.name, s.kind, s.rows, s.ring_rows, s.record_bytes, axis, s.rows if axis == STEP else 0)
+        resume_rows = s.rows if axis == STEP else 0
+        return RingPlan(s.name, s.kind, s.rows, s.ring_rows, s.record_bytes, axis, resume_rows)
     if isinstance(s, GroupTail):
         _whole(s, s.group, clock)
         _enough(s, s.slack, backtrack(clock.draft), "slack rows for a rejected verify")
@@ -187,5 +189,5 @@ def _ring(s: State, clock: Clock, axes: dict[str, Rows]) -> RingPlan:
 
 def _enough(s: State, found: int, least: int, what: str) -> None:
     if found < least:
-        raise PlanError(f"a ring has too few {what}", where=f"state {s.name}", found=found, allowed=f">= {least}",
-                        next_step="leave ring_slack to the compiler, or raise it")
+        raise PlanError(f"a ring has too few {what}", where=f"state {s.name}", found=found,
+                        allowed=f">= {least}", next_step="leave ring_slack to the compiler, or raise it")
