@@ -1,0 +1,221 @@
+"""What the runtime has to know about an engine: sizes, states, limits and licences, all derived by the compiler.
+
+The compiler writes an ``EnginePlan`` into the manifest (``as_dict``), the loader reads it back (``from_dict``).
+Nothing in the runtime holds a block size, a window or a number of kept rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from deepinfer.errors import ArtifactError, InternalError, RequestError
+
+if TYPE_CHECKING:
+    from deepinfer.dsl.graph import Graph
+    from deepinfer.dsl.model import Model
+
+RING, PAGED = "ring", "paged"
+OFF, EXACT = "off", "exact"
+TRAINED, EXACT_ONLY = "trained", "exact_only"
+ReplayOption = str | int | None
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """One declared state as it lies in memory.
+
+    Args:
+        kind: ``ring`` (windows, group tails; one per slot) or ``paged`` (entries in blocks).
+        rows: ring rows R, or entries per block.
+        record_bytes: bytes of one row or entry.
+        axis: row axis that a ring is extended on, ``T`` or ``T_kept``.
+        ratio: positions per entry (rings: 1).
+        reach: rows of a ring before position n that the next step may read.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    record_bytes: int
+    axis: str = "T"
+    ratio: int = 1
+    reach: int = 0
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one slot (ring) or one block (paged)."""
+        return self.rows * self.record_bytes
+
+
+@dataclass(frozen=True)
+class PinPlan:
+    """A selection that may be given from outside: ``k`` int32 a row, on the rows of ``axis``; -1: none."""
+
+    k: int
+    axis: str
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """An engine as the runtime sees it.
+
+    Args:
+        limits: most rows of a step by axis: ``step``, ``kept``, ``wanted``, ``seq``.
+        block_tokens: positions of a block (B). ``window``: W. ``draft_tokens``: m, 0 without a draft head.
+        draft_filler: token id of a draft block's rows after the anchor.
+        lookback: ids before a row that the row reads.
+        replay: default of the option, ``off``, ``exact`` or a number of rows.
+        licence: ``trained`` (bounded replay may be used) or ``exact_only``.
+        exact_keep: kept rows that give the results of a run that keeps all, for one wanted row; each further
+            wanted row adds one. ``exact_rerun``: rows to run again in front of a hit without windows, for the same.
+        licensed_keep, licensed_rerun: what the model's training allows instead; None without a licence.
+        outputs: entry -> output -> type (``T_wanted [V] f32``).
+    """
+
+    model: str
+    target: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    limits: Mapping[str, int]
+    block_tokens: int
+    window: int
+    states: tuple[StatePlan, ...]
+    pins: Mapping[str, PinPlan] = field(default_factory=dict)
+    entries: tuple[str, ...] = ("step",)
+    outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    draft_tokens: int = 0
+    draft_filler: int = 0
+    lookback: int = 0
+    replay: str = OFF
+    licence: str = EXACT_ONLY
+    exact_keep: int = 1
+    exact_rerun: int = 0
+    licensed_keep: int | None = None
+    licensed_rerun: int | None = None
+
+    def __post_init__(self) -> None:
+        cut = [s.name for s in self.states if s.kind == PAGED and self.block_tokens % s.ratio]
+        if cut:
+            raise InternalError(f"a block of {self.block_tokens} positions cuts an entry of {', '.join(cut)}")
+
+    @property
+    def rings(self) -> tuple[StatePlan, ...]:
+        return tuple(s for s in self.states if s.kind == RING)
+
+    @property
+    def paged(self) -> tuple[StatePlan, ...]:
+        return tuple(s for s in self.states if s.kind == PAGED)
+
+    @property
+    def entry_positions(self) -> int:
+        """The cache may be cut at multiples of this many positions: no entry covers such a boundary."""
+        return lcm(1, *(s.ratio for s in self.paged))
+
+    @property
+    def rewind_rows(self) -> int:
+        """Written rows that may be taken back: rings still hold what the rows before them read."""
+        return min((s.rows - s.reach for s in self.rings), default=self.max_model_len)
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks that the longest sequence holds, with rows of one verify beyond its end."""
+        return self.blocks_for(self.max_model_len + self.draft_tokens)
+
+    def blocks_for(self, rows: int) -> int:
+        return -(-rows // self.block_tokens)
+
+    def keep_rows(self, option: ReplayOption, wanted: int = 1) -> int | None:
+        """K, the rows at the end of a prompt that all layers compute; None: every row.
+
+        Args:
+            option: ``off``, ``exact``, a number of rows, or None for the engine's default.
+            wanted: last rows whose logits will be asked for.
+
+        Raises:
+            RequestError: an unknown option, or fewer rows than the model was trained for.
+        """
+        chosen = self.replay if option is None else option
+        if isinstance(chosen, str) and chosen.isdigit():
+            chosen = int(chosen)
+        if chosen == OFF:
+            return None
+        if chosen == EXACT:
+            return self.exact_keep + wanted - 1
+        least = self.exact_keep if self.licensed_keep is None else self.licensed_keep
+        if not isinstance(chosen, int) or isinstance(chosen, bool):
+            raise RequestError("unknown replay option", where="replay", found=chosen,
+                               allowed="off, exact or a number of rows")
+        if chosen < least:
+            why = ("this model was not trained for bounded replay" if self.licensed_keep is None
+                   else "the model was trained for no fewer rows than that")
+            raise RequestError(f"replay keeps too few rows: {why}", where="replay", found=chosen,
+                               allowed=f"off, exact or a number >= {least}")
+        return chosen
+
+    @property
+    def rerun_rows(self) -> int:
+        """Rows that run again in front of a prefix hit whose windows are gone."""
+        return self.exact_rerun if self.licensed_rerun is None else self.licensed_rerun
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], where: str = "manifest.json") -> EnginePlan:
+        """The plan that ``as_dict`` wrote; ArtifactError when it is not one."""
+        try:
+            values = dict(raw)
+            values["states"] = tuple(StatePlan(**s) for s in raw["states"])
+            values["pins"] = {k: PinPlan(**p) for k, p in raw["pins"].items()}
+            values["entries"] = tuple(raw["entries"])
+            return EnginePlan(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError("the plan for the runtime is damaged", where=where, found=error,
+                                next_step="compile the engine again") from None
+
+
+def engine_plan(model: Model, graphs: Mapping[str, Graph], *, target: str, limits: Mapping[str, int],
+                replay: Any, state_axis: Mapping[str, Any]) -> EnginePlan:
+    """The plan of a lowered model.
+
+    Args:
+        graphs: narrowed graphs by entry. ``limits``: most rows of a step by axis.
+        replay: what narrowing the entry ``step`` found: exact_keep, exact_rerun, licensed_keep, licensed_rerun.
+        state_axis: row axis that each written state takes.
+    """
+    pins: dict[str, PinPlan] = {}
+    outputs: dict[str, dict[str, str]] = {}
+    for entry, graph in graphs.items():
+        outputs[entry] = {name: str(node.type) for name, node in graph.outputs.items()}
+        for node in graph.nodes:
+            if node.attrs.get("pin"):
+                pins[node.attrs["pin"]] = PinPlan(node.type.static_dims[-1], str(node.type.rows))
+    options = model.options
+    return EnginePlan(
+        model=model.name, target=target, vocab_size=model.vocab_size, max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs, limits=dict(limits), block_tokens=model.block_tokens,
+        window=model.window, states=tuple(_state_plan(model, s, str(state_axis.get(s.name, "T")))
+                                          for s in model.states),
+        pins=pins, entries=tuple(graphs), outputs=outputs, draft_tokens=model.draft_tokens,
+        draft_filler=model.draft_filler, lookback=model.lookback_tokens, replay=options.replay,
+        licence=model.replay, exact_keep=replay.exact_keep, exact_rerun=replay.exact_rerun,
+        licensed_keep=replay.licensed_keep, licensed_rerun=replay.licensed_rerun)
+
+
+def _state_plan(model: Model, state: Any, axis: str) -> StatePlan:
+    from deepinfer.dsl.state import GroupTail, Paged, Window
+
+    if isinstance(state, Paged):
+        return StatePlan(state.name, PAGED, model.block_tokens // state.tokens_per_entry, state.record_bytes,
+                         ratio=state.tokens_per_entry)
+    if isinstance(state, Window):
+        return StatePlan(state.name, RING, state.ring_rows, state.record_bytes, axis, reach=state.rows)
+    if isinstance(state, GroupTail):
+        return StatePlan(state.name, RING, state.ring_rows, state.record_bytes, axis,
+                         reach=state.ring_rows - state.slack)
+    raise InternalError(f"the runtime has no memory for state {state.name} of kind {state.kind}")
