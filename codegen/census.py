@@ -34,7 +34,7 @@ def layer_kinds(table: LaunchTable, families: list[str], entry: str) -> list[Lay
         per_layer.setdefault(key, []).append(step.kernel)
     kinds: dict[tuple[str, tuple[int, ...]], list[tuple[str, int]]] = {}
     for key, kernels in sorted(per_layer.items(), key=lambda kv: (kv[0][1] >= 0, kv[0])):
-        kinds.setdefault((key[0], tuple(sorted(families[k] + table.kernels[k].symbol for k in kernels))), []).append(key)
+        kinds.setdefault((key[0], tuple(sorted(kernels))), []).append(key)
     out = []
     for members in kinds.values():
         kernels = per_layer[members[0]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deepinfer.dsl.types import Type
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from deepinfer.dsl.state import State
 
 Attr = Any  # int | float | str | bool | None | tuple[Attr, ...] | Graph (the body of a scan)
+
+
+class _Arithmetic(Protocol):
+    """What the operators of Node call, found in dsl/functional.py."""
+
+    def add(self, a: Any, b: Any) -> Node: ...
+    def sub(self, a: Any, b: Any) -> Node: ...
+    def mul(self, a: Any, b: Any) -> Node: ...
+    def div(self, a: Any, b: Any) -> Node: ...
+    def neg(self, a: Any) -> Node: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class Node:
         return functional().neg(self)
 
 
-def functional() -> Any:
+def functional() -> _Arithmetic:
     """deepinfer.dsl.functional, imported late: it builds Nodes."""
     from deepinfer.dsl import functional as f
 

@@ -111,8 +111,7 @@ class Params:
         known = self.declared.setdefault(name, decl)
         if known != decl:
             raise SpecError(f"parameter {name} is used with two shapes", found=f"{shape} and {known.shape}")
-        attrs = {"name": name, "type": str(decl.type)}
-        return current().add("param", **attrs, stack=stack, derive=derive)
+        return current().add("param", name=name, type=str(decl.type), stack=stack, derive=derive)
 
     def _actual(self, name: str, official: DType, kind: str) -> DType:
         if self.headers is None or name not in self.headers or kind == "i64":

@@ -125,7 +125,8 @@ def token_classes(checkpoint: Path, config: Config) -> NDArray[np.int64]:
     size = tokenizer.get_vocab_size()
     for i in range(min(size, vocab)):
         text = tokenizer.decode([i], skip_special_tokens=False)
-        key = tokenizer.id_to_token(i) if "\ufffd" in text else clean.normalize_str(text) or text
+        whole = "\ufffd" not in text
+        key = clean.normalize_str(text) or text if whole else str(tokenizer.id_to_token(i))
         out[i] = seen.setdefault(key, len(seen))
     want = int(text_config["engram_compressed_vocab_size"])
     if len(seen) != want:

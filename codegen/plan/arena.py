@@ -21,7 +21,7 @@ def lay_out(buffers: list[Buffer], limits: Mapping[str, int]) -> tuple[list[Buff
     out: list[Buffer | None] = [None] * len(buffers)
     for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], i)):
         b = buffers[i]
-        busy = sorted((s, e) for f, l, s, e in placed if f <= b.last and b.first <= l)
+        busy = sorted((s, e) for first, last, s, e in placed if first <= b.last and b.first <= last)
         start = 0
         for s, e in busy:
             if start + sizes[i] <= s:

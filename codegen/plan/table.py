@@ -22,7 +22,7 @@ from deepinfer.codegen.plan.launch import (
     TableParam,
     TableState,
 )
-from deepinfer.dsl.graph import Graph, Node
+from deepinfer.dsl.graph import Graph
 from deepinfer.dsl.params import ParamDecl
 from deepinfer.dsl.state import Paged, State
 from deepinfer.dsl.types import groups
