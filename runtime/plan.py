@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from deepinfer.errors import ArtifactError, InternalError, RequestError
 
 if TYPE_CHECKING:
+    from deepinfer.codegen.plan.cache_plan import CachePlan
     from deepinfer.dsl.graph import Graph
     from deepinfer.dsl.model import Model
 
 RING, PAGED = "ring", "paged"
 OFF, EXACT = "off", "exact"
-TRAINED, EXACT_ONLY = "trained", "exact_only"
 ReplayOption = str | int | None
 
 
@@ -68,10 +68,10 @@ class EnginePlan:
         draft_filler: token id of a draft block's rows after the anchor.
         lookback: ids before a row that the row reads.
         replay: default of the option, ``off``, ``exact`` or a number of rows.
-        licence: ``trained`` (bounded replay may be used) or ``exact_only``.
         exact_keep: kept rows that give the results of a run that keeps all, for one wanted row; each further
-            wanted row adds one. ``exact_rerun``: rows to run again in front of a hit without windows, for the same.
-        licensed_keep, licensed_rerun: what the model's training allows instead; None without a licence.
+            wanted row adds one.
+        least_keep: fewest kept rows that the model's training allows (``exact_keep`` without such a licence).
+        rerun: rows that run again in front of a prefix hit whose windows are gone.
         outputs: entry -> output -> type (``T_wanted [V] f32``).
     """
 
@@ -91,11 +91,9 @@ class EnginePlan:
     draft_filler: int = 0
     lookback: int = 0
     replay: str = OFF
-    licence: str = EXACT_ONLY
     exact_keep: int = 1
-    exact_rerun: int = 0
-    licensed_keep: int | None = None
-    licensed_rerun: int | None = None
+    least_keep: int = 1
+    rerun: int = 0
 
     def __post_init__(self) -> None:
         cut = [s.name for s in self.states if s.kind == PAGED and self.block_tokens % s.ratio]
@@ -145,21 +143,15 @@ class EnginePlan:
             return None
         if chosen == EXACT:
             return self.exact_keep + wanted - 1
-        least = self.exact_keep if self.licensed_keep is None else self.licensed_keep
         if not isinstance(chosen, int) or isinstance(chosen, bool):
             raise RequestError("unknown replay option", where="replay", found=chosen,
                                allowed="off, exact or a number of rows")
-        if chosen < least:
-            why = ("this model was not trained for bounded replay" if self.licensed_keep is None
+        if chosen < self.least_keep:
+            why = ("this model was not trained for bounded replay" if self.least_keep == self.exact_keep
                    else "the model was trained for no fewer rows than that")
             raise RequestError(f"replay keeps too few rows: {why}", where="replay", found=chosen,
-                               allowed=f"off, exact or a number >= {least}")
+                               allowed=f"off, exact or a number >= {self.least_keep}")
         return chosen
-
-    @property
-    def rerun_rows(self) -> int:
-        """Rows that run again in front of a prefix hit whose windows are gone."""
-        return self.exact_rerun if self.licensed_rerun is None else self.licensed_rerun
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -179,15 +171,9 @@ class EnginePlan:
                                 next_step="compile the engine again") from None
 
 
-def engine_plan(model: Model, graphs: Mapping[str, Graph], *, target: str, limits: Mapping[str, int],
-                replay: Any, state_axis: Mapping[str, Any]) -> EnginePlan:
-    """The plan of a lowered model.
-
-    Args:
-        graphs: narrowed graphs by entry. ``limits``: most rows of a step by axis.
-        replay: what narrowing the entry ``step`` found: exact_keep, exact_rerun, licensed_keep, licensed_rerun.
-        state_axis: row axis that each written state takes.
-    """
+def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, target: str,
+                limits: Mapping[str, int]) -> EnginePlan:
+    """The plan of a lowered model: its narrowed graphs by entry, its cache plan, the row limits of a step."""
     pins: dict[str, PinPlan] = {}
     outputs: dict[str, dict[str, str]] = {}
     for entry, graph in graphs.items():
@@ -195,27 +181,14 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], *, target: str, limit
         for node in graph.nodes:
             if node.attrs.get("pin"):
                 pins[node.attrs["pin"]] = PinPlan(node.type.static_dims[-1], str(node.type.rows))
-    options = model.options
+    clock, options = cache.clock, model.options
+    states = [StatePlan(r.name, RING, r.ring_rows, r.record_bytes, str(r.axis), reach=r.rows) for r in cache.rings]
+    states += [StatePlan(p.name, PAGED, clock.block // p.tokens_per_entry, p.record_bytes, ratio=p.tokens_per_entry)
+               for p in cache.paged]
     return EnginePlan(
         model=model.name, target=target, vocab_size=model.vocab_size, max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs, limits=dict(limits), block_tokens=model.block_tokens,
-        window=model.window, states=tuple(_state_plan(model, s, str(state_axis.get(s.name, "T")))
-                                          for s in model.states),
-        pins=pins, entries=tuple(graphs), outputs=outputs, draft_tokens=model.draft_tokens,
-        draft_filler=model.draft_filler, lookback=model.lookback_tokens, replay=options.replay,
-        licence=model.replay, exact_keep=replay.exact_keep, exact_rerun=replay.exact_rerun,
-        licensed_keep=replay.licensed_keep, licensed_rerun=replay.licensed_rerun)
-
-
-def _state_plan(model: Model, state: Any, axis: str) -> StatePlan:
-    from deepinfer.dsl.state import GroupTail, Paged, Window
-
-    if isinstance(state, Paged):
-        return StatePlan(state.name, PAGED, model.block_tokens // state.tokens_per_entry, state.record_bytes,
-                         ratio=state.tokens_per_entry)
-    if isinstance(state, Window):
-        return StatePlan(state.name, RING, state.ring_rows, state.record_bytes, axis, reach=state.rows)
-    if isinstance(state, GroupTail):
-        return StatePlan(state.name, RING, state.ring_rows, state.record_bytes, axis,
-                         reach=state.ring_rows - state.slack)
-    raise InternalError(f"the runtime has no memory for state {state.name} of kind {state.kind}")
+        max_num_seqs=options.max_num_seqs, limits=dict(limits), block_tokens=clock.block, window=clock.window,
+        states=tuple(states), pins=pins, entries=tuple(graphs), outputs=outputs, draft_tokens=clock.draft,
+        draft_filler=model.draft_filler, lookback=clock.lookback, replay=options.replay,
+        exact_keep=clock.exact_keep, least_keep=clock.least_keep,
+        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun)
