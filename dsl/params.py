@@ -50,6 +50,7 @@ class ParamDecl:
     ``name`` holds ``{e}`` when ``stack`` > 0: one checkpoint tensor per e < stack. ``shape`` is the logical shape of
     one tensor. ``derive`` names a function of the spec that makes the values at load time (no checkpoint tensor).
     ``below``: integers of the tensor must lie in 0 .. below - 1 (0: any); the loader checks it, for kernels index by them.
+    ``table``: single rows are looked up and nothing else, so it may stay in host memory or mapped on disk.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ParamDecl:
     stack: int = 0
     derive: str = ""
     below: int = 0
+    table: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -107,7 +109,7 @@ class Params:
         official = {"matrix": self.storage.matrix, "expert": self.storage.expert, "table": self.storage.table,
                     "plain": self.storage.plain, "f32": f32, "i64": i64}[kind]
         dtype = official if derive else self._actual(name.replace("{e}", "0"), official, kind)
-        decl = ParamDecl(name, shape, dtype, stack, derive, below)
+        decl = ParamDecl(name, shape, dtype, stack, derive, below, kind == "table")
         known = self.declared.setdefault(name, decl)
         if known != decl:
             raise SpecError(f"parameter {name} is used with two shapes", found=f"{shape} and {known.shape}")
