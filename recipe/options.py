@@ -1,0 +1,62 @@
+"""How requests are converted: the model table, defaults, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from deepinfer.recipe.errors import ConversionError
+
+MAX_OUTPUT_TOKENS = 393_216
+DROP = "drop"
+REJECT = "reject"
+FILL = "fill"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model family: its name in `model_version` and its prompt dialect."""
+
+    version: str
+    dialect: str
+
+
+V4 = Model("DeepseekV4Pro", "v4")
+V41 = Model("DeepseekV41Flash", "v4.1")
+MODELS: Mapping[str, Model] = MappingProxyType({"DeepSeek-V4-Pro": V4, "DeepSeek-V4.1-Flash": V41})
+
+
+@dataclass(frozen=True)
+class ConversionOptions:
+    """Choices of the server, not of the client.
+
+    Attributes:
+        default_thinking: thinking mode when the request does not say.
+        missing_reasoning: `fill` an absent reasoning of a tool turn with nothing, or `reject` the request.
+        responses_web_search, messages_web_search: `drop` the server tool or `reject` the request.
+        models: served names; anything else is refused.
+        max_tokens_thinking, max_tokens_chat: upper bounds of the requested output length per mode.
+    """
+
+    default_thinking: bool = True
+    missing_reasoning: str = FILL
+    responses_web_search: str = DROP
+    messages_web_search: str = REJECT
+    models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
+    max_tokens_thinking: int = MAX_OUTPUT_TOKENS
+    max_tokens_chat: int = MAX_OUTPUT_TOKENS
+
+    def model(self, name: str) -> Model:
+        """The family behind a served name.
+
+        Raises:
+            ConversionError: the name is not served.
+        """
+        if name not in self.models:
+            served = ", ".join(sorted(self.models))
+            raise ConversionError(f"The supported API model names are {served}, but you passed {name}.")
+        return self.models[name]
+
+    def max_tokens(self, thinking: bool) -> int:
+        return self.max_tokens_thinking if thinking else self.max_tokens_chat
