@@ -72,7 +72,6 @@ class EnginePlan:
             wanted row adds one.
         least_keep: fewest kept rows that the model's training allows (``exact_keep`` without such a licence).
         rerun: rows that run again in front of a prefix hit whose windows are gone.
-        outputs: entry -> output -> type (``T_wanted [V] f32``).
     """
 
     model: str
@@ -86,7 +85,6 @@ class EnginePlan:
     states: tuple[StatePlan, ...]
     pins: Mapping[str, PinPlan] = field(default_factory=dict)
     entries: tuple[str, ...] = ("step",)
-    outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     draft_tokens: int = 0
     draft_filler: int = 0
     lookback: int = 0
@@ -175,9 +173,7 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
                 limits: Mapping[str, int]) -> EnginePlan:
     """The plan of a lowered model: its narrowed graphs by entry, its cache plan, the row limits of a step."""
     pins: dict[str, PinPlan] = {}
-    outputs: dict[str, dict[str, str]] = {}
-    for entry, graph in graphs.items():
-        outputs[entry] = {name: str(node.type) for name, node in graph.outputs.items()}
+    for graph in graphs.values():
         for node in graph.nodes:
             if node.attrs.get("pin"):
                 pins[node.attrs["pin"]] = PinPlan(node.type.static_dims[-1], str(node.type.rows))
@@ -188,7 +184,7 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
     return EnginePlan(
         model=model.name, target=target, vocab_size=model.vocab_size, max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs, limits=dict(limits), block_tokens=clock.block, window=clock.window,
-        states=tuple(states), pins=pins, entries=tuple(graphs), outputs=outputs, draft_tokens=clock.draft,
+        states=tuple(states), pins=pins, entries=tuple(graphs), draft_tokens=clock.draft,
         draft_filler=model.draft_filler, lookback=clock.lookback, replay=options.replay,
         exact_keep=clock.exact_keep, least_keep=clock.least_keep,
         rerun=clock.exact_rerun if clock.rerun is None else clock.rerun)
