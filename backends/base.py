@@ -20,7 +20,8 @@ class Capabilities:
 
     ``prologue`` / ``epilogue``: widest granularity of the slot before / after each family's anchor. ``shared_input``:
     contractions of the same rows run in one kernel. ``mixed_tiles``: unrelated contractions may share a launch.
-    ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``: cost
+    ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
+    cost
     of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold.
     """
 
@@ -70,4 +71,5 @@ class Backend(Protocol):
 
     def emit(self, spec: KernelSpec) -> Source: ...
 
-    def compile(self, sources: Sequence[Source], *, jobs: int, progress: Callable[[str], None] | None = None) -> Binary: ...
+    def compile(self, sources: Sequence[Source], *, jobs: int,
+                progress: Callable[[str], None] | None = None) -> Binary: ...

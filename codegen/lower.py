@@ -70,8 +70,8 @@ def row_limits(model: Model) -> dict[str, int]:
     opt, verify_rows = model.options, model.draft_tokens + 1
     least = opt.max_num_seqs * verify_rows
     if opt.max_num_batched_tokens < least:
-        raise PlanError("max_num_batched_tokens is too small for one verify of every sequence", found=opt.max_num_batched_tokens,
-                        allowed=f">= max_num_seqs x {verify_rows} = {least}",
+        raise PlanError("max_num_batched_tokens is too small for one verify of every sequence",
+                        found=opt.max_num_batched_tokens, allowed=f">= max_num_seqs x {verify_rows} = {least}",
                         next_step="raise max_num_batched_tokens or lower max_num_seqs")
     if opt.max_model_len > model.max_positions:
         raise PlanError("max_model_len exceeds the positions of the model", found=opt.max_model_len,
@@ -122,7 +122,8 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
         check_table(lowered.table, lowered.specs)
         text.append(f"{len(lowered.specs)} distinct kernels")
         if dump:
-            text += [lowered.table.text(), *(f"{s.symbol}\n{'' if not s.slots else s.slots[0][1]}" for s in lowered.specs)]
+            text.append(lowered.table.text())
+            text += [f"{s.symbol}\n{s.slots[0][1] if s.slots else ''}" for s in lowered.specs]
     return Plan(model, target, graphs, narrowing, regions, lowered, log.times)
 
 

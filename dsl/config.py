@@ -36,7 +36,8 @@ class Config:
         try:
             data = json.loads(file.read_text())
         except FileNotFoundError:
-            raise SpecError("there is no config.json", where=str(file), next_step="give the folder of a checkpoint") from None
+            raise SpecError("there is no config.json", where=str(file),
+                            next_step="give the folder of a checkpoint") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
             raise SpecError(f"config.json is not JSON ({e})", where=str(file)) from None
         if not isinstance(data, dict):
@@ -64,7 +65,8 @@ class Config:
         self._read.add(key)
         if key not in self._data:
             if default is _MISSING:
-                raise SpecError(f"the key {key} is missing", where=self._where, next_step="use the checkpoint's own config.json")
+                raise SpecError(f"the key {key} is missing", where=self._where,
+                                next_step="use the checkpoint's own config.json")
             return default
         return self._data[key]
 

@@ -6,7 +6,7 @@ import fnmatch
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from deepinfer.dsl.build import tracing
 from deepinfer.dsl.config import Config
@@ -36,7 +36,8 @@ class EngineOptions:
     host_lag: int = 0
     ring_slack: int | None = None
 
-    ALLOWED = {"profile": ("bf16", "wide"), "cache_format": ("spec", "f32"), "act_format": ("spec", "f32"),
+    ALLOWED: ClassVar[dict[str, tuple[str, ...]]] = {
+        "profile": ("bf16", "wide"), "cache_format": ("spec", "f32"), "act_format": ("spec", "f32"),
                "wo_a_input": ("reference", "production")}
 
     def __post_init__(self) -> None:
@@ -44,7 +45,8 @@ class EngineOptions:
             if getattr(self, key) not in allowed:
                 raise SpecError(f"option {key} has a bad value", found=getattr(self, key), allowed=", ".join(allowed))
         if self.replay not in ("off", "exact") and not self.replay.isdigit():
-            raise SpecError("option replay has a bad value", found=self.replay, allowed="off, exact or a number of rows")
+            raise SpecError("option replay has a bad value", found=self.replay,
+                            allowed="off, exact or a number of rows")
         for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, key) < 1:
                 raise SpecError(f"option {key} must be at least 1", found=getattr(self, key))
@@ -75,7 +77,8 @@ class Model:
     ``entries``: ``step`` (always), ``draft``, ``sample``: functions without arguments that build a graph by calling the
     DSL. ``draft_tokens``: tokens a draft proposes (m; 0 without a draft head);
     ``draft_filler``: token id of the block's rows after the anchor. ``replay``: ``trained`` (the spec's
-    licence may be used) or ``exact_only``. ``block_tokens``: unit of the prefix cache. ``lookback_tokens``: ids before a
+    licence may be used) or ``exact_only``. ``block_tokens``: unit of the prefix cache. ``lookback_tokens``: ids
+    before a
     row that it reads. ``derive``: name -> function(checkpoint folder) that makes a derived parameter at load time.
     ``hub_ids``: default checkpoints, the first is the default.
     """

@@ -191,7 +191,9 @@ def _reduce(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(x.type.rows, dims, f32)
 
 
-@op("pair_rotate", "tile", "(x, cos, sin) inverse: turn adjacent pairs of the last 2n features of the last dim, n = last dim of cos")
+@op("pair_rotate", "tile",
+    "(x, cos, sin) inverse: turn adjacent pairs of the last 2n features of the last dim, n = last dim of "
+    "cos")
 def _pair_rotate(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     x, c, s = inputs
     _need(c, c.type.dims == s.type.dims and 2 * c.type.size <= x.type.static_dims[-1], "a table that fits")
@@ -245,7 +247,8 @@ def _expand(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
 
 
 # ---- contractions --------------------------------------------------------------------------------------------
-@op("contract", "contract", "(x [.., K], w [N, K]) -> [.., N]; groups=G: x [G, K], w [G*R, K] -> [G, R]; accumulates in f32")
+@op("contract", "contract",
+    "(x [.., K], w [N, K]) -> [.., N]; groups=G: x [G, K], w [G*R, K] -> [G, R]; accumulates in f32")
 def _contract(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     x, w = inputs
     g = attrs.get("groups", 1)
@@ -255,7 +258,8 @@ def _contract(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(x.type.rows, (g, n // g) if g > 1 else (*xd[:-1], n), f32)
 
 
-@op("grouped_contract", "routing", "(x [K] or [k, K], experts [k] i32, w stack [E, N, K]) -> [k, N]: row i of slot s times w[experts[s]]")
+@op("grouped_contract", "routing",
+    "(x [K] or [k, K], experts [k] i32, w stack [E, N, K]) -> [k, N]: row i of slot s times w[experts[s]]")
 def _grouped(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     x, idx, w = inputs
     _, n, k = w.type.static_dims
@@ -295,7 +299,9 @@ def _argmax(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
 
 
 # ---- attention -----------------------------------------------------------------------------------------------
-@op("index_score", "attention", "(q [H, D], keys handle, w [H]) ratio, rounds: sum_h relu(q_h.k_j) w_h for visible j < (pos+1)/ratio, else -inf")
+@op("index_score", "attention",
+    "(q [H, D], keys handle, w [H]) ratio, rounds: sum_h relu(q_h.k_j) w_h for visible j < (pos+1)/ratio, "
+    "else -inf")
 def _index_score(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     q, keys, w = inputs
     _need(keys, keys.type.dtype == state_handle, "a state handle")
@@ -303,7 +309,9 @@ def _index_score(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(common_rows(inputs), (entries(attrs["ratio"]),), f32)
 
 
-@op("block_max", "attention", "(scores) block, newest: largest score of each block of entries; newest=True sets the block of the newest visible entry to +inf")
+@op("block_max", "attention",
+    "(scores) block, newest: largest score of each block of entries; newest=True sets the block of the "
+    "newest visible entry to +inf")
 def _block_max(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     (x,) = inputs
     return Type(x.type.rows, (f"{x.type.dims[0]}/{attrs['block']}",), f32)
@@ -314,7 +322,9 @@ def _within(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(common_rows(inputs), inputs[0].type.dims, f32)
 
 
-@op("attend", "attention", "(q [H, D], sink [H] or none, source operands...) sources, scale, rounds, kv_heads: one softmax over all sources; see dsl/attention.py")
+@op("attend", "attention",
+    "(q [H, D], sink [H] or none, source operands...) sources, scale, rounds, kv_heads: one softmax over "
+    "all sources; see dsl/attention.py")
 def _attend(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     q = inputs[0]
     _need(q, len(q.type.dims) == 2, "[heads, head_dim]")
@@ -322,7 +332,9 @@ def _attend(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
 
 
 # ---- state ---------------------------------------------------------------------------------------------------
-@op("extend", "state", "(handle, rows) state: window or group tail := old rows followed by this step's rows; a view until the ring commits")
+@op("extend", "state",
+    "(handle, rows) state: window or group tail := old rows followed by this step's rows; a view until "
+    "the ring commits")
 def _extend(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(None, (), state_handle)
 
@@ -332,12 +344,16 @@ def _append(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(None, (), state_handle)
 
 
-@op("pool", "state", "(tail handle) state, ratio, overlap, dim: softmax-pool the raw rows [values | gates] of each completed group, see dsl/state.py")
+@op("pool", "state",
+    "(tail handle) state, ratio, overlap, dim: softmax-pool the raw rows [values | gates] of each "
+    "completed group, see dsl/state.py")
 def _pool(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(groups(attrs["ratio"]), (attrs["dim"],), f32)
 
 
-@op("previous", "state", "(window handle, positions []) back, dim: the window's row `back` positions before each of the given ones, zeros where it holds none")
+@op("previous", "state",
+    "(window handle, positions []) back, dim: the window's row `back` positions before each of the given "
+    "ones, zeros where it holds none")
 def _previous(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     window, at = inputs
     _need(window, window.type.dtype == state_handle, "a state handle")

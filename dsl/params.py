@@ -49,7 +49,8 @@ class ParamDecl:
 
     ``name`` holds ``{e}`` when ``stack`` > 0: one checkpoint tensor per e < stack. ``shape`` is the logical shape of
     one tensor. ``derive`` names a function of the spec that makes the values at load time (no checkpoint tensor).
-    ``below``: integers of the tensor must lie in 0 .. below - 1 (0: any); the loader checks it, for kernels index by them.
+    ``below``: integers of the tensor must lie in 0 .. below - 1 (0: any); the loader checks it, for kernels index by
+    them.
     ``table``: single rows are looked up and nothing else, so it may stay in host memory or mapped on disk.
     """
 

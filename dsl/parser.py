@@ -58,7 +58,8 @@ def _body(name: str, lines: _Lines) -> Graph:
 
 
 def _state(m: re.Match[str], lines: _Lines) -> states.State:
-    cls: type[states.State] | None = {"Window": states.Window, "Paged": states.Paged, "GroupTail": states.GroupTail}.get(m[2])
+    kinds: dict[str, type[states.State]] = {k.__name__: k for k in (states.Window, states.Paged, states.GroupTail)}
+    cls = kinds.get(m[2])
     if cls is None:
         raise lines.fail("unknown state kind")
     return cls(m[1], DType.parse(m[3]), **_attrs(m[4], lines))

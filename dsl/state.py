@@ -90,7 +90,8 @@ class Window(State):
 
 @dataclass
 class Paged(State):
-    """One record per ``tokens_per_entry`` positions; entry j is visible to row i iff j < (i + 1) // tokens_per_entry."""
+    """One record per ``tokens_per_entry`` positions; entry j is visible to row i iff j < (i + 1) //
+    tokens_per_entry."""
 
     tokens_per_entry: int = 1
     keep: str = PREFIX

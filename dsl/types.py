@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 from deepinfer.errors import SpecError
 
@@ -137,7 +137,7 @@ class DType:
         return sum(n for _, n in self.parts)
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def parse(text: str) -> DType:
         if "[" in text:
             parts = []

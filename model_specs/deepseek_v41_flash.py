@@ -110,7 +110,8 @@ class V41:
         self.indexer = Indexer.read(c, self.linear, key_format, hadamard=False)
         self.hc = blocks.HyperConnections(c.integer("hc_mult"), self.hidden, c.integer("hc_sinkhorn_iters"),
                                           c.number("hc_eps"), self.eps)
-        self.ffn = blocks.Experts(self.linear, self.hidden, c.integer("moe_intermediate_size"), c.number("swiglu_limit"))
+        self.ffn = blocks.Experts(self.linear, self.hidden, c.integer("moe_intermediate_size"),
+                                  c.number("swiglu_limit"))
         self.route_scale = c.number("routed_scaling_factor")
         plain = Rope(rope_frequencies(self.rope_dim, c.number("rope_theta")))
         compressed = Rope(rope_frequencies(self.rope_dim, c.number("compress_rope_theta"), blocks.yarn_of(c)))

@@ -22,7 +22,8 @@ def _require(ok: bool, what: str, found: object, allowed: object) -> None:
 def check_layers(m: V41) -> None:
     """Layer lists must agree with each other; raises SpecError with key, value and what would be allowed."""
     total = m.layers + m.drafts
-    _require(len(m.ratios) == total, "compress_ratios must have one entry per layer and draft layer", len(m.ratios), total)
+    _require(len(m.ratios) == total, "compress_ratios must have one entry per layer and draft layer", len(m.ratios),
+             total)
     _require(min(m.ratios) >= 0, "compress_ratios has a negative entry", min(m.ratios), ">= 0")
     _require(not any(m.ratios[m.layers:]), "compress_ratios of draft layers must be 0", m.ratios[m.layers:], 0)
     for key, ids in (("kv_source_layer_ids", m.kv_sources), ("index_source_layer_ids", m.index_sources)):
@@ -72,8 +73,8 @@ def vision_tensors(cfg: Config, hidden: int) -> VisionTensors:
     def bf16(*shape: int) -> StoredTensor:
         return StoredTensor("BF16", shape)
 
-    tower = {"vision.patch_embed.proj.weight": bf16(width, 3 * patch * patch), "vision.patch_embed.proj.bias": bf16(width),
-             "vision.norm.weight": bf16(width)}
+    tower = {"vision.patch_embed.proj.weight": bf16(width, 3 * patch * patch),
+             "vision.patch_embed.proj.bias": bf16(width), "vision.norm.weight": bf16(width)}
     for i in range(v["num_hidden_layers"]):
         b = f"vision.blocks.{i}."
         tower |= {b + "norm1.weight": bf16(width), b + "norm2.weight": bf16(width),

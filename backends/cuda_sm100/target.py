@@ -1,4 +1,5 @@
-"""Blackwell (sm_100) as data for the fusion pass. Provisional until the backend exists, whose launch table is the truth.
+"""Blackwell (sm_100) as data for the fusion pass. Provisional until the backend exists, whose launch table is the
+truth.
 
 A kernel boundary costs about what a CUDA graph replay pays for a small kernel; the last block of a row finishes it
 (ticket), so row-wide steps may follow a contraction in its own kernel; contractions of one level share a launch.

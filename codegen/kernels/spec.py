@@ -24,7 +24,8 @@ class Operand:
     """One argument of a kernel.
 
     ``role``: ``value`` (a buffer of rows), ``param``, ``state``, ``input`` (per-row integers of the step:
-    ``token_ids``, ``positions``, ``lookback``; positions on ``T/r`` are first positions of groups), ``pin`` (a selection
+    ``token_ids``, ``positions``, ``lookback``; positions on ``T/r`` are first positions of groups), ``pin`` (a
+    selection
     given from outside, may be absent), ``const`` (a literal matrix; its pointer is null, the kernel holds it).
     ``rows``: the row axis as printed (``T``, ``T_kept``, ``T/2``, ``S``, ``-``); a ``value`` on a wider axis than the
     kernel's is read through the suffix map of the ABI (a ``keep`` costs nothing).
@@ -66,7 +67,8 @@ class TileOp:
     - ``store_record`` operand=state (value): encode into the state's record and write it (extend: to ``fresh``;
       append: to the paged entry, if it is at or above the floor);
     - ``pool`` operand=state, ratio, overlap: pooled entry of this group;
-    - ``previous`` operand=state, back (position): the window's row ``back`` positions earlier, zeros where it holds none.
+    - ``previous`` operand=state, back (position): the window's row ``back`` positions earlier, zeros where it holds
+      none.
 
     ``args`` index earlier ops. ``scan`` has attr ``body``: a TileProgram whose last op is the carry.
     """
@@ -106,7 +108,8 @@ class KernelSpec:
     ``rows``: axis whose rows the kernel runs over. ``attrs`` by family:
 
     - rowwise: none; slot ``body``.
-    - gemm: ``x`` (operand), ``weights`` (tuple of (operand, groups)), ``results`` (dims of each): contract of the same x
+    - gemm: ``x`` (operand), ``weights`` (tuple of (operand, groups)), ``results`` (dims of each): contract of the
+      same x
       rows with each weight, x dims [.., K] (leading dims are further rows); slot ``epilogue`` (reads ``acc`` i, ends in
       stores), optional slot ``prologue`` (makes x; then ``x`` = -1).
     - grouped_gemm: ``x`` ([K] or [k, K]), ``experts`` (operand, i32 [k]), ``weights`` (operands, stacks), ``results``

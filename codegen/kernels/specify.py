@@ -139,7 +139,8 @@ class _Writer:
         if n.op == "pool":
             return self.add("pool", (), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
         if n.op == "previous":
-            return self.add("previous", (self.emit(n.inputs[1]),), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
+            at = self.emit(n.inputs[1])
+            return self.add("previous", (at,), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
         if n.op == "topk":
             return self.add("topk", (self.emit(n.inputs[0]),), dims, dtype, k=n.attrs["k"], pin=self.pin(n))
         args = tuple(self.emit(i) for i in n.inputs)
@@ -267,7 +268,8 @@ def _attend(w: _Writer, out: list[Node]) -> _Made:
     rest = list(a.inputs)
     q = rest.pop(0)
     attrs = {k: a.attrs[k] for k in ("scale", "rounds", "kv_heads", "value_dim")}
-    attrs |= {"heads": q.dims[0], "head_dim": q.dims[1], "q": w.value(q), "sink": w.param(rest.pop(0)) if a.attrs["sink"] else -1}
+    attrs |= {"heads": q.dims[0], "head_dim": q.dims[1], "q": w.value(q), "sink": w.param(rest.pop(0)) if
+    a.attrs["sink"] else -1}
     sources = []
     for kind, n, split in a.attrs["sources"]:
         def take() -> int:
@@ -283,8 +285,9 @@ def _attend(w: _Writer, out: list[Node]) -> _Made:
 def _select(w: _Writer, out: list[Node]) -> _Made:
     (score,) = w.region.anchors
     q, keys, weight = score.inputs
-    attrs: dict[str, Any] = {"q": w.value(q), "keys": w.handle(keys), "w": w.value(weight), "ratio": score.attrs["ratio"],
-                             "rounds": score.attrs["rounds"], "heads": q.dims[0], "head_dim": q.dims[1]}
+    attrs: dict[str, Any] = {"q": w.value(q), "keys": w.handle(keys), "w": w.value(weight),
+                             "ratio": score.attrs["ratio"], "rounds": score.attrs["rounds"],
+                             "heads": q.dims[0], "head_dim": q.dims[1]}
     selections = []
     for n in w.region.members:
         if n.op != "topk":

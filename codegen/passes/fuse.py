@@ -1,7 +1,9 @@
 """Fusion: a graph becomes regions, one kernel each.
 
-Every value gets a *level*: anchors (contractions, attention, selection, draws) sit on odd levels, row-local work on even
-ones, each as early as its inputs allow. Two nodes of one level never depend on each other through an anchor, so nodes of
+Every value gets a *level*: anchors (contractions, attention, selection, draws) sit on odd levels, row-local work on
+even
+ones, each as early as its inputs allow. Two nodes of one level never depend on each other through an anchor, so nodes
+of
 one level and row axis may share a kernel; what a target lets them share is data (``Capabilities``):
 
 1. contractions of the same rows, or any of one level (``mixed_tiles``), become one kernel;
@@ -34,7 +36,8 @@ _AXIS_ORDER = {"step": 0, "groups": 1, "kept": 2, "wanted": 3, "seq": 4}
 
 @dataclass(eq=False)
 class Region:
-    """Nodes of one kernel in graph order. ``anchors`` is empty for a rowwise region; ``epilogue`` are the row-local nodes
+    """Nodes of one kernel in graph order. ``anchors`` is empty for a rowwise region; ``epilogue`` are the row-local
+    nodes
     that run in the anchors' kernel. ``why`` says what ended the region."""
 
     family: str

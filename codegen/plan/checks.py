@@ -9,7 +9,8 @@ from deepinfer.errors import InternalError
 
 
 def _fail(what: str, entry: EntryTable, launch: int, found: str = "") -> InternalError:
-    return InternalError(f"launch table, entry {entry.name}, launch {launch}: {what}" + (f" ({found})" if found else ""))
+    text = f"launch table, entry {entry.name}, launch {launch}: {what}"
+    return InternalError(f"{text} ({found})" if found else text)
 
 
 def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
@@ -22,7 +23,7 @@ def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
         for arg, op in zip(step.args, spec.operands, strict=True):
             if arg.kind == "b" and op.write:
                 if arg.index in writer:
-                    raise _fail(f"buffer {arg.index} is written twice", entry, i, found=f"first by launch {writer[arg.index]}")
+                    raise _fail(f"buffer {arg.index} is written twice", entry, i, f"first in {writer[arg.index]}")
                 writer[arg.index] = i
         for arg, op in zip(step.args, spec.operands, strict=True):
             if arg.kind == "b" and not op.write and writer.get(arg.index, i) >= i:
@@ -33,8 +34,8 @@ def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
 
 
 def _lifetimes_do_not_overlap(entry: EntryTable, limits: dict[str, int]) -> None:
-    spans = [(b.offset, b.offset + b.row_bytes * limits[b.axis], b.first, b.last, i) for i, b in enumerate(entry.buffers)]
-    spans.sort()
+    spans = sorted((b.offset, b.offset + b.row_bytes * limits[b.axis], b.first, b.last, i)
+                   for i, b in enumerate(entry.buffers))
     live: list[tuple[int, int, int, int, int]] = []
     for s in spans:
         live = [o for o in live if o[1] > s[0]]
@@ -64,7 +65,8 @@ def _rings_commit_after_last_read(table: LaunchTable, entry: EntryTable, specs: 
                     written[arg.index] = i
     for state, i in written.items():
         if commits.get(state, -1) < last[state]:
-            raise _fail(f"state {table.states[state].name} is read after its ring committed, or never commits", entry, i)
+            name = table.states[state].name
+            raise _fail(f"state {name} is read after its ring committed, or never commits", entry, i)
 
 
 def _row_counts_have_kernels(table: LaunchTable, entry: EntryTable) -> None:

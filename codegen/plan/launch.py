@@ -35,7 +35,8 @@ FIXED_AXES = ("T", "T_kept", "T_wanted", "S")
 
 @dataclass(frozen=True)
 class Arg:
-    """``kind``: b buffer, p parameter, s state, n pin, i input (0 token_ids, 1 positions, 2 lookback; kernels find these in
+    """``kind``: b buffer, p parameter, s state, n pin, i input (0 token_ids, 1 positions, 2 lookback; kernels find
+    these in
     the step), z nothing (a constant that lies in the kernel)."""
 
     kind: str

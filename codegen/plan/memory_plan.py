@@ -43,12 +43,12 @@ class CheckpointSizes:
 
     @property
     def tensors(self) -> int:
-        return sum(g.tensors for g in (*self.groups, *self.ignored))
+        return sum(g.tensors for g in self.groups) + sum(g.tensors for g in self.ignored)
 
     @property
     def disk_bytes(self) -> int:
         """All tensors, ignored ones included: what a download takes."""
-        return sum(g.bytes for g in (*self.groups, *self.ignored))
+        return sum(g.bytes for g in self.groups) + self.ignored_bytes
 
     @property
     def table_bytes(self) -> int:

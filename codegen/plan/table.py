@@ -31,7 +31,8 @@ from deepinfer.errors import InternalError, PlanError
 
 @dataclass
 class Lowered:
-    """What ``build_table`` returns: the table, one KernelSpec and Source per kernel of it, parameters by table index."""
+    """What ``build_table`` returns: the table, one KernelSpec and Source per kernel of it, parameters by table
+    index."""
 
     table: LaunchTable
     specs: list[KernelSpec] = field(default_factory=list)
@@ -81,7 +82,8 @@ class _TableBuilder:
             if block_tokens % s.tokens_per_entry:
                 raise PlanError("a block of the prefix cache must hold whole entries", where=f"state {name}",
                                 found=f"{s.tokens_per_entry} tokens an entry", allowed=f"a divisor of {block_tokens}")
-            return TableState(name, "paged", block_tokens // s.tokens_per_entry, s.record_bytes, "T", s.tokens_per_entry)
+            entries = block_tokens // s.tokens_per_entry
+            return TableState(name, "paged", entries, s.record_bytes, "T", s.tokens_per_entry)
         return TableState(name, "ring", s.ring_rows, s.record_bytes, self.axes[name])  # type: ignore[attr-defined]
 
     def kernel(self, spec: KernelSpec) -> int:

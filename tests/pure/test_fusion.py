@@ -115,7 +115,8 @@ def mutants(plan: Plan) -> Iterator[str]:
     entry.launches = launches
     buffers = list(entry.buffers)
     big = max(range(len(buffers)), key=lambda i: buffers[i].row_bytes)
-    other = next(i for i, b in enumerate(buffers) if i != big and b.first <= buffers[big].last and buffers[big].first <= b.last)
+    life = buffers[big]
+    other = next(i for i, b in enumerate(buffers) if i != big and b.first <= life.last and life.first <= b.last)
     entry.buffers = [replace(b, offset=buffers[big].offset) if i == other else b for i, b in enumerate(buffers)]
     yield "two live buffers in the same bytes"
     entry.buffers = buffers

@@ -1,0 +1,131 @@
+"""``compile_engine``: checkpoint folder or hub id -> engine folder, with everything a person wants to see on the
+way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from deepinfer.accelerator import backend_of
+from deepinfer.backends.base import Backend, Binary
+from deepinfer.codegen.census import layer_kinds
+from deepinfer.codegen.lower import Plan, lower
+from deepinfer.codegen.package import EngineContents, write_engine
+from deepinfer.dsl.config import Config
+from deepinfer.dsl.model import EngineOptions, Model
+from deepinfer.dsl.params import StoredTensor
+from deepinfer.model_specs.registry import build_model
+from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ``compile_engine`` made. ``cache_hits`` of ``kernels`` came from the cache."""
+
+    folder: Path
+    wheel: Path | None
+    plan: Plan
+    kernels: int
+    cache_hits: int
+    seconds: float
+
+
+def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions | None = None,
+                   revision: str | None = None, wheel: bool = False, dump_ir: Path | None = None,
+                   jobs: int | None = None, spec: str | None = None, console: Console | None = None) -> Compiled:
+    """Compile a model for one target into the engine folder ``out``.
+
+    ``model``: a folder with config.json (weights are not read; their headers decide the storage formats) or a hub id.
+    ``spec``: dotted name of a spec module, for models that are not registered. Raises SpecError, PlanError,
+    ToolchainError, ArtifactError; nothing is left behind half-written.
+    """
+    start = perf_counter()
+    show = console or Console(stderr=True)
+    opt = options or EngineOptions()
+    checkpoint = open_checkpoint(model, revision=revision, weights=False)
+    described = describe_model(checkpoint, opt, spec)
+    _print_arguments(show, checkpoint, described, out, target)
+    backend = backend_of(target)
+    with _phases(show) as phase:
+        plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named)
+        binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, phase)
+        phase.named("package")
+        contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint)
+        folder, wheel_file = write_engine(contents, out, wheel=wheel)
+    done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, perf_counter() - start)
+    print_result(show, done)
+    return done
+
+
+def describe_model(checkpoint: Checkpoint, options: EngineOptions, spec: str | None = None) -> Model:
+    """The spec's Model for a checkpoint's config and headers."""
+    headers: dict[str, StoredTensor] | None = checkpoint.headers or None
+    return build_model(Config(checkpoint.config), options, headers, spec=spec)
+
+
+def _compile_kernels(backend: Backend, plan: Plan, jobs: int, phase: _Phase) -> Binary:
+    sources = plan.lowered.sources
+    phase.counted("compile kernels", len(sources))
+    return backend.compile(sources, jobs=jobs, progress=lambda _: phase.step())
+
+
+class _Phase:
+    """One line of progress that names the pass at work, and a bar while kernels compile."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("start", total=None)
+
+    def named(self, name: str) -> None:
+        self.progress.update(self.task, description=name, total=None, completed=0)
+
+    def counted(self, name: str, total: int) -> None:
+        self.progress.update(self.task, description=name, total=total, completed=0)
+
+    def step(self) -> None:
+        self.progress.advance(self.task)
+
+
+@contextmanager
+def _phases(console: Console) -> Iterator[_Phase]:
+    columns = (SpinnerColumn(), TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.completed:.0f}"),
+               TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield _Phase(progress)
+
+
+def _print_arguments(show: Console, checkpoint: Checkpoint, model: Model, out: Path, target: str) -> None:
+    show.print(f"[bold]compiling[/] {model.name} from {checkpoint.name} for {target} into {out}")
+    for key, value in model.options.as_dict().items():
+        if value is not None:
+            show.print(f"  {key:24} {value}", highlight=False)
+
+
+def print_result(show: Console, done: Compiled) -> None:
+    """Passes with times, kernels per layer kind, memory by purpose, total time."""
+    table, specs = done.plan.lowered.table, done.plan.lowered.specs
+    passes = Table("pass", "seconds", "what", title="passes", title_justify="left", box=None)
+    for p in done.plan.passes:
+        passes.add_row(p.name, f"{p.seconds:.2f}", p.note)
+    show.print(passes)
+    families = [s.family for s in specs]
+    kinds = Table("layers", "count", "kernels a layer", "by family", title="kernels of one step",
+                  title_justify="left", box=None)
+    for k in layer_kinds(table, families, "step"):
+        kinds.add_row(k.layers, str(k.count), str(k.launches), ", ".join(f"{n} {f}" for f, n in k.families.items()))
+    show.print(kinds)
+    arena = max(e.arena_bytes for e in table.entries.values())
+    slot = sum(s.rows * s.record_bytes for s in table.states if s.kind == "ring")
+    block = sum(s.rows * s.record_bytes for s in table.states if s.kind == "paged")
+    show.print(f"memory: arena {arena / 2**20:.1f} MiB, {slot / 2**10:.1f} KiB a sequence, "
+               f"{block / 2**10:.1f} KiB a block of {table.block_tokens} tokens")
+    show.print(f"[bold]engine[/] {done.folder}: {done.kernels} kernels ({done.cache_hits} from the cache) "
+               f"in {done.seconds:.1f} s" + (f"; wheel {done.wheel}" if done.wheel else ""))
