@@ -41,10 +41,9 @@ class Line {
         char* end = nullptr;
         errno = 0;
         long long v = std::strtoll(w.c_str(), &end, 10);
-        if (errno || end == w.c_str() || *end) bad(std::string(what) + " is no integer: '" + w + "'");
-        if (v < low || v > high) {
-            bad(std::string(what) + " is " + w + ", allowed " + std::to_string(low) + ".." + std::to_string(high));
-        }
+        std::string found = std::string("has ") + what + " " + w;
+        if (errno || end == w.c_str() || *end) bad(found + ", which is no integer");
+        if (v < low || v > high) bad(found + ", allowed " + std::to_string(low) + ".." + std::to_string(high));
         return v;
     }
 

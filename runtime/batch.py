@@ -1,0 +1,78 @@
+"""The sequences of one step, in arrays that are sized once and refilled for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deepinfer.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from deepinfer.codegen.package.interface import Interface
+
+# DiSeq of runtime/native/abi.h
+SEQUENCE = np.dtype([
+    ("slot", "i4"), ("rows", "i4"), ("kept", "i4"), ("wanted", "i4"), ("c", "i8"), ("floor", "i8"),
+    ("start_step", "i8"), ("start_kept", "i8"), ("blocks", "u8"), ("num_blocks", "i4"), ("reserved", "i4")])
+
+
+class Batch:
+    """A step under construction: ``clear``, then ``add`` once per sequence, then ``NativeEngine.run``.
+
+    ``count`` sequences with ``rows`` rows in all are in ``sequences[:count]``, ``token_ids[:rows]`` and
+    ``lookback[:rows]`` (newest first, -1 before the start of the sequence).
+    """
+
+    def __init__(self, interface: Interface) -> None:
+        self.limits = dict(interface.limits)
+        self.width = interface.lookback + 1
+        self.sequences = np.zeros(self.limits["seq"], SEQUENCE)
+        self.token_ids = np.zeros(self.limits["step"], np.int64)
+        self.lookback = np.zeros((self.limits["step"], self.width), np.int64)
+        self._history = np.zeros(self.limits["step"] + self.width, np.int64)
+        self._tables: list[NDArray[np.int32]] = []
+        self.count = self.rows = 0
+
+    def clear(self) -> None:
+        self._tables.clear()
+        self.count = self.rows = 0
+
+    def add(self, ids: Sequence[int] | NDArray[np.int64], *, slot: int, c: int, blocks: NDArray[np.int32],
+            kept: int | None = None, wanted: int = 0, floor: int = 0, start_step: int = 0, start_kept: int = 0,
+            before: Sequence[int] | NDArray[np.int64] = ()) -> None:
+        """Appends a sequence: ``ids`` at positions c .. c + q - 1 (all meanings as DiSeq of the native ABI).
+
+        ``blocks``: the sequence's block table, i32, contiguous; it is referred to, not copied. ``kept``: rows on
+        the kept axis (None: all). ``before``: ids at positions below c, oldest first; the last ``lookback`` of
+        them are used.
+        Raises PlanError when the engine was compiled for fewer sequences or rows.
+        """
+        q = len(ids)
+        stop = self.rows + q
+        for what, need, axis in (("sequences", self.count + 1, "seq"), ("rows", stop, "step")):
+            if need > self.limits[axis]:
+                raise PlanError(f"a step has more {what} than the engine was compiled for", found=need,
+                                allowed=self.limits[axis])
+        if blocks.dtype != np.int32 or not blocks.flags.c_contiguous:
+            raise TypeError("a block table is a contiguous int32 array")
+        self._tables.append(blocks)
+        self.token_ids[self.rows : stop] = ids
+        self._look_back(q, before)
+        self.sequences[self.count] = (slot, q, q if kept is None else kept, wanted, c, floor, start_step, start_kept,
+                                      blocks.ctypes.data, len(blocks), 0)
+        self.count += 1
+        self.rows = stop
+
+    def _look_back(self, q: int, before: Sequence[int] | NDArray[np.int64]) -> None:
+        older = self.width - 1
+        rows, history = self.lookback[self.rows : self.rows + q], self._history[: older + q]
+        known = before[max(0, len(before) - older) :]
+        history[:older] = -1
+        history[older - len(known) : older] = known
+        history[older:] = self.token_ids[self.rows : self.rows + q]
+        for back in range(self.width):
+            rows[:, back] = history[older - back : older - back + q]

@@ -1,0 +1,213 @@
+"""The native runner behind a thin class: one call runs a step, results are views of the arena."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from deepinfer.errors import ArtifactError, InternalError, PlanError, ToolchainError
+from deepinfer.runtime.batch import Batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from deepinfer.codegen.package.interface import Interface, Value
+
+# Error codes of runtime/native/abi.h
+_BAD_TABLE, _BAD_KERNELS, _NO_MEMORY, _OVER_LIMIT = 1, 2, 3, 4
+_NUMPY = {"f32": np.float32, "i64": np.int64, "i32": np.int32, "u8": np.uint8, "bool": np.uint8, "bf16": np.uint16}
+
+_POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_SIGNATURES: dict[str, list[Any]] = {
+    "di_open": [ctypes.c_char_p, ctypes.POINTER(_POINTER)],
+    "di_memory": [_POINTER, _I32, _I32, _I32, ctypes.POINTER(_I64)],
+    "di_allocate": [_POINTER, _I32, _I32, _I32],
+    "di_bind": [_POINTER, _I32, _I32, _POINTER, _POINTER],
+    "di_run": [_POINTER, ctypes.c_char_p, _I32, _POINTER, _POINTER, _POINTER, _POINTER],
+    "di_output": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64),
+                  ctypes.POINTER(_I64)],
+    "di_state": [_POINTER, ctypes.c_char_p, _I32, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64)],
+    "di_profile": [_POINTER, _I32, ctypes.POINTER(ctypes.POINTER(ctypes.c_double)), ctypes.POINTER(_I32)],
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes the runner allocates: ``arena`` (values of a step), ``scratch`` (all threads), ``rings`` (all slots),
+    ``pages`` (all cache blocks). Weights are the checkpoint's and not counted."""
+
+    arena: int
+    scratch: int
+    rings: int
+    pages: int
+
+    @property
+    def total(self) -> int:
+        return self.arena + self.scratch + self.rings + self.pages
+
+
+class Binding(Protocol):
+    """Where a checkpoint's tensors lie: for each table parameter, in order, one (data, scale) address pair per tensor
+    (scale 0: none). The memory stays valid as long as the object lives."""
+
+    def addresses(self) -> Iterator[list[tuple[int, int]]]: ...
+
+
+def _memory(address: int, size: int) -> NDArray[np.uint8]:
+    """Writable view of ``size`` bytes that the runner owns."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B"), np.uint8)
+
+
+def default_threads() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Runner:
+    """``lib/runner.so`` of an engine, opened; every failing call raises what its code stands for."""
+
+    def __init__(self, lib: Path) -> None:
+        self.lib = lib
+        try:
+            self._dll = ctypes.CDLL(str(lib / "runner.so"))
+        except OSError as error:
+            if "libgomp" in str(error):
+                raise ToolchainError("the OpenMP library is missing", where=str(lib), found=str(error),
+                                     next_step="install libgomp (package libgomp1 or libgomp)") from None
+            raise ArtifactError("the runner of the engine cannot be loaded", where=str(lib), found=str(error),
+                                next_step="compile the engine again on this kind of machine") from None
+        for name, arguments in _SIGNATURES.items():
+            getattr(self._dll, name).argtypes = arguments
+        self._dll.di_error.restype = ctypes.c_char_p
+        self._dll.di_close.argtypes = [_POINTER]
+        self._dll.di_close.restype = None
+        self._engine = _POINTER()
+        self.call("di_open", str(lib).encode(), ctypes.byref(self._engine), opened=False)
+
+    def call(self, function: str, *arguments: Any, opened: bool = True) -> None:
+        head = (self._engine,) if opened else ()
+        code = getattr(self._dll, function)(*head, *arguments)
+        if code == 0:
+            return
+        sentence = self._dll.di_error().decode(errors="replace")
+        if code in (_BAD_TABLE, _BAD_KERNELS):
+            raise ArtifactError(sentence, next_step="compile the engine again")
+        if code in (_NO_MEMORY, _OVER_LIMIT):
+            raise PlanError(sentence)
+        raise InternalError(f"{function}: {sentence}")
+
+    @property
+    def abi(self) -> int:
+        return int(self._dll.di_abi())
+
+    def memory(self, slots: int, blocks: int, threads: int) -> Memory:
+        out = (_I64 * 4)()
+        self.call("di_memory", slots, blocks, threads, out)
+        return Memory(*out)
+
+    def close(self) -> None:
+        if self._engine:
+            self._dll.di_close(self._engine)
+            self._engine = _POINTER()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self.close()
+
+
+class NativeEngine:
+    """An engine with its memory: ``slots`` sequences, ``blocks`` cache blocks, ``threads`` threads.
+
+    ``lib``: the engine's ``lib`` folder; ``interface``: from its manifest. Everything is allocated here and nothing
+    in ``run``. Not thread-safe: one ``run`` at a time. Raises ArtifactError for a damaged engine, PlanError when the
+    memory cannot be had.
+    """
+
+    def __init__(self, lib: str | Path, interface: Interface, *, slots: int, blocks: int,
+                 threads: int | None = None) -> None:
+        self.interface = interface
+        self.slots, self.blocks, self.threads = slots, blocks, threads or default_threads()
+        self._runner = Runner(Path(lib))
+        self.memory = self._runner.memory(slots, blocks, self.threads)
+        self._runner.call("di_allocate", slots, blocks, self.threads)
+        self._bound: Binding | None = None
+        self._pins = (_POINTER * (len(interface.pins) or 1))()
+        self._pin_index = {name: i for i, (name, _) in enumerate(interface.pins)}
+        self._pointer, self._rows, self._bytes = _POINTER(), _I64(), _I64()
+        self._views: dict[tuple[str, str], tuple[int, NDArray[Any]]] = {}
+        self._names = {e: [(n, n.encode()) for n in outputs] for e, outputs in interface.outputs.items()}
+
+    def bind(self, binding: Binding) -> None:
+        """Points every parameter at its tensors; nothing is copied, and ``binding`` is kept alive."""
+        for index, tensors in enumerate(binding.addresses()):
+            for i, (data, scale) in enumerate(tensors):
+                self._runner.call("di_bind", index, i, data, scale or None)
+        self._bound = binding
+
+    def run(self, entry: str, batch: Batch,
+            pins: Mapping[str, NDArray[np.int32]] | None = None) -> dict[str, NDArray[Any]]:
+        """Runs one entry over a batch; returns its outputs as views [rows, *dims] that are valid until the next run.
+
+        ``pins``: selections given from outside by name, i32 [rows of their region, k], contiguous; other pins choose
+        freely. Raises PlanError when the batch exceeds the limits.
+        """
+        self._runner.call("di_run", entry.encode(), batch.count, batch.sequences.ctypes.data,
+                          batch.token_ids.ctypes.data, batch.lookback.ctypes.data, self._pinned(pins) if pins else None)
+        return {name: self._output(entry, name, raw) for name, raw in self._names[entry]}
+
+    def _pinned(self, pins: Mapping[str, NDArray[np.int32]]) -> Any:
+        for i in range(len(self._pins)):
+            self._pins[i] = None
+        for name, picked in pins.items():
+            if name not in self._pin_index:
+                raise InternalError(f"the engine has no pinned selection {name}")
+            i = self._pin_index[name]
+            k = self.interface.pins[i][1]
+            if picked.dtype != np.int32 or not picked.flags.c_contiguous or picked.shape[-1] != k:
+                raise InternalError(f"the pinned selection {name} is not a contiguous int32 array [rows, {k}]")
+            self._pins[i] = picked.ctypes.data
+        return ctypes.cast(self._pins, _POINTER)
+
+    def _output(self, entry: str, name: str, raw: bytes) -> NDArray[Any]:
+        self._runner.call("di_output", entry.encode(), raw, ctypes.byref(self._pointer), ctypes.byref(self._rows),
+                          ctypes.byref(self._bytes))
+        address, view = self._views.get((entry, name), (0, None))
+        if view is None or address != self._pointer.value:
+            address = self._pointer.value or 0
+            view = self._view(self.interface.outputs[entry][name], address, self._bytes.value)
+            self._views[(entry, name)] = (address, view)
+        return view[: self._rows.value]
+
+    def _view(self, value: Value, address: int, row_bytes: int) -> NDArray[Any]:
+        kind = np.dtype(_NUMPY[value.dtype])
+        size = int(np.prod(value.dims, dtype=np.int64))
+        if row_bytes != size * kind.itemsize:
+            raise ArtifactError("launch table and manifest of the engine contradict each other",
+                                where=str(self._runner.lib), found=f"rows of {row_bytes} bytes for {value}",
+                                next_step="compile the engine again")
+        axis = {"T_kept": "kept", "T_wanted": "wanted", "S": "seq"}.get(value.rows, "step")
+        rows = self.interface.limits[axis]
+        return _memory(address, rows * row_bytes).view(kind).reshape(rows, *value.dims)
+
+    def state(self, name: str, unit: int) -> NDArray[np.uint8]:
+        """Bytes of one ring slot or one cache block of a state, as a writable view."""
+        self._runner.call("di_state", name.encode(), unit, ctypes.byref(self._pointer), ctypes.byref(self._bytes))
+        return _memory(self._pointer.value or 0, self._bytes.value)
+
+    def profile(self, on: bool = True) -> NDArray[np.float64]:
+        """Switches timing on or off; returns microseconds of each launch and commit of the last timed run."""
+        times, count = ctypes.POINTER(ctypes.c_double)(), _I32()
+        self._runner.call("di_profile", int(on), ctypes.byref(times), ctypes.byref(count))
+        return np.array(times[: count.value], np.float64)
+
+    def close(self) -> None:
+        """Frees the memory; views of it must not be used afterwards."""
+        self._views.clear()
+        self._runner.close()
+        self._bound = None
