@@ -32,9 +32,9 @@ def visible(positions: Tensor, ratio: int, entries: int) -> Tensor:
     return torch.arange(entries) < ((positions + 1) // ratio).unsqueeze(1)
 
 
-# ---- sources of keys -------------------------------------------------------------------------------------------------
+# ---- sources of keys ---------------------------------------------------------------------------------------
 class _Keys:
-    """Keys and values [entries, features] shared by all rows, or [rows, entries, features]; ``mask`` [rows, entries]."""
+    """Keys and values [entries, features] shared by all rows or [rows, entries, features]; ``mask`` [rows, entries]."""
 
     def __init__(self, keys: Tensor, values: Tensor, mask: Tensor) -> None:
         self.keys, self.values, self.mask = keys, values, mask
@@ -48,11 +48,10 @@ def _ring_rows(v: Value, start: int, stop: int, first: int) -> tuple[int, Tensor
     return a, r.rows[a - r.first: b - r.first]
 
 
-def _source(ctx: Context, n: Node, kind: str, width: int, operands: Sequence[Value]) -> _Keys:
-    """One source of ``attend``; operands are keys, values (the keys again when they are the values), picked."""
-    axis, at = _positions(ctx, n)
+def _source(at: Tensor, kind: str, width: int, operands: Sequence[Value], first: int) -> _Keys:
+    """One source of ``attend`` for queries at positions ``at``; operands are keys, values (the keys again when they are
+    the values), picked; ``first``: position of the first window row that may be read."""
     keys, values = operands[0], operands[1]
-    first = ctx.frame.rows.window_start.get(str(axis), 0)
     if kind in ("window", "context"):
         start = int(at[0]) if len(at) else 0
         stop = (int(at[-1]) + 1 if len(at) else 0) if kind == "window" else start
@@ -81,13 +80,17 @@ def _source(ctx: Context, n: Node, kind: str, width: int, operands: Sequence[Val
     raise InternalError(f"unknown source of attend: {kind}")
 
 
-def _operands(n: Node, args: Sequence[Value]) -> Iterator[tuple[str, int, list[Value]]]:
-    """(kind, n, [keys, values, picked?]) of each source."""
-    rest = list(args[1 + int(n.attrs["sink"]):])
+def _sources(ctx: Context, n: Node, args: Sequence[Value]) -> Iterator[_Keys]:
+    """Keys and values of each source in order."""
+    _, at = _positions(ctx, n)
+    rest = list(zip(n.inputs, args, strict=True))[1 + int(n.attrs["sink"]):]
     for kind, width, has_values in n.attrs["sources"]:
-        keys = rest.pop(0)
-        values = rest.pop(0) if has_values else keys
-        yield kind, width, [keys, values, *([rest.pop(0)] if kind == "selected" else [])]
+        handle, keys = rest.pop(0)
+        values = rest.pop(0)[1] if has_values else keys
+        picked = [rest.pop(0)[1]] if kind == "selected" else []
+        name = handle.attrs.get("name" if handle.op == "state" else "state", "")
+        first = ctx.frame.rows.window_start.get(name, 0) if kind in ("window", "context") else 0
+        yield _source(at, kind, width, [keys, values, *picked], first)
 
 
 @implements("attend")
@@ -97,14 +100,14 @@ def _attend(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     rows, heads, features = q.shape
     q = q.reshape(rows, kv_heads, heads // kv_heads, features)
     scores, values = [], []
-    for kind, width, operands in _operands(n, args):
-        s = _source(ctx, n, kind, width, operands)
+    for s in _sources(ctx, n, args):
         keys = s.keys.unflatten(-1, (kv_heads, -1))
         dots = torch.einsum("rghd,rlgd->rghl" if keys.dim() == 4 else "rghd,lgd->rghl", q, keys)
         scores.append((dots * n.attrs["scale"]).masked_fill(~s.mask[:, None, None, :], -torch.inf))
         values.append(s.values.unflatten(-1, (kv_heads, -1))[..., :value_dim])
     joint = torch.cat(scores, dim=-1)
-    top = torch.cat((joint, torch.full_like(joint[..., :1], _LOWEST)), dim=-1).amax(-1, keepdim=True)
+    lowest = joint.new_full((*joint.shape[:-1], 1), _LOWEST)
+    top = torch.cat((joint, lowest), dim=-1).amax(-1, keepdim=True)
     weights = torch.exp(joint - top)
     below = weights.sum(-1, keepdim=True)
     if n.attrs["sink"]:
@@ -117,7 +120,7 @@ def _attend(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     return (out / below).reshape(rows, heads, value_dim)
 
 
-# ---- choosing entries --------------------------------------------------------------------------------------------------
+# ---- choosing entries --------------------------------------------------------------------------------------
 @implements("index_score")
 def _index_score(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     q, keys, w = tensor(args[0]), paged(args[1]).rows, tensor(args[2])
@@ -140,7 +143,8 @@ def _block_max(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     scores, block = tensor(args[0]), n.attrs["block"]
     _, at = _positions(ctx, n)
     pad = -scores.shape[-1] % block
-    best = torch.nn.functional.pad(scores, (0, pad), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
+    padded = torch.nn.functional.pad(scores, (0, pad), value=-torch.inf)
+    best: Tensor = padded.unflatten(-1, (-1, block)).amax(-1)
     if n.attrs.get("newest", False):
         newest = (at + 1) // ratio_of(n.inputs[0].type.dims[0]) - 1
         blocks = torch.arange(best.shape[-1])

@@ -34,8 +34,9 @@ def first_largest(x: Tensor) -> Tensor:
 class Context:
     """One evaluation: the step's frame, the compute dtype, parameters, and what is given from outside.
 
-    ``states``: initial values of state handles; ``declared``: the declarations of states. ``pins``: selection name -> i64 rows on T [T, k] that replace what a
-    ``topk`` of that name finds. ``draw``: (logits, positions) -> token ids of ``draw`` nodes.
+    ``states``: initial values of state handles; ``declared``: the declarations of states. ``pins``: selection
+    name -> i64 rows on T [T, k] that replace what a ``topk`` of that name finds. ``draw``: (logits,
+    positions) -> token ids of ``draw`` nodes.
     """
 
     frame: Frame

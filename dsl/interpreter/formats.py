@@ -37,9 +37,9 @@ class Encoded:
     scales: Tensor
 
 
-# ---- element formats -----------------------------------------------------------------------------------------------
+# ---- element formats ---------------------------------------------------------------------------------------
 def e4m3_encode(x: Tensor) -> Tensor:
-    """Codes (1 sign, 4 exponent, 3 mantissa bits, no infinity) of f32 values clamped to +-448; nearest, ties to even."""
+    """Codes (1 sign, 4 exponent, 3 mantissa bits, no infinity) of f32 values, clamped to +-448; ties to even."""
     clamped = x.float().clamp(-E4M3_MAX, E4M3_MAX)
     return clamped.to(torch.float8_e4m3fn).view(torch.uint8)
 
@@ -70,7 +70,7 @@ def e2m1_encode(x: Tensor) -> Tensor:
 def e2m1_decode(codes: Tensor) -> Tensor:
     """f32 values of 4-bit E2M1 codes (bits 4-7 must be clear)."""
     table = torch.tensor((*E2M1_VALUES, *(-v for v in E2M1_VALUES)), dtype=torch.float32)
-    return table[codes.long()]
+    return table.index_select(0, codes.flatten().long()).reshape(codes.shape)
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -84,10 +84,10 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
 
 
-# ---- scales --------------------------------------------------------------------------------------------------------
+# ---- scales ------------------------------------------------------------------------------------------------
 def power_of_two_above(x: Tensor) -> Tensor:
-    """E8M0 bytes of the smallest power of two >= x, for positive normal f32 x: the exponent, plus one when the mantissa is
-    not zero."""
+    """E8M0 bytes of the smallest power of two >= x, for positive normal f32 x: the exponent, plus one when the
+    mantissa is not zero."""
     bits = x.float().view(torch.int32)
     return ((bits >> 23) + ((bits & 0x7FFFFF) != 0).int()).to(torch.uint8)
 
@@ -95,11 +95,12 @@ def power_of_two_above(x: Tensor) -> Tensor:
 def _grouped(x: Tensor, group: int) -> Tensor:
     if x.shape[-1] % group:
         raise InternalError(f"{x.shape[-1]} features do not divide into groups of {group}")
-    return x.float().unflatten(-1, (-1, group))
+    return x.float().reshape(*x.shape[:-1], x.shape[-1] // group, group)
 
 
 def _maximum(groups: Tensor, floor: float) -> Tensor:
-    return groups.abs().amax(-1, keepdim=True).clamp_min(floor)
+    largest: Tensor = groups.abs().amax(-1, keepdim=True)
+    return largest.clamp_min(floor)
 
 
 def _reciprocal(x: float) -> Tensor:
@@ -107,9 +108,9 @@ def _reciprocal(x: float) -> Tensor:
     return torch.tensor(1.0, dtype=torch.float32) / torch.tensor(x, dtype=torch.float32)
 
 
-# ---- block formats -------------------------------------------------------------------------------------------------
+# ---- block formats -----------------------------------------------------------------------------------------
 def mxfp8_encode(x: Tensor, group: int) -> Encoded:
-    """Per group: ``a = max(max|x|, 1e-4)``, ``s = 2^ceil(log2(a * fl32(1/448)))``, codes ``E4M3(clamp(x/s, +-448))``."""
+    """Per group ``a = max(max|x|, 1e-4)``, ``s = 2^ceil(log2(a * fl32(1/448)))``, codes ``E4M3(clamp(x/s, +-448))``."""
     groups = _grouped(x, group)
     scales = power_of_two_above(_maximum(groups, MXFP8_FLOOR) * _reciprocal(E4M3_MAX))
     return Encoded(e4m3_encode(groups / e8m0_decode(scales)).flatten(-2), scales.squeeze(-1))
@@ -120,7 +121,7 @@ def mxfp8_decode(e: Encoded, group: int) -> Tensor:
 
 
 def mxfp4_encode(x: Tensor, group: int) -> Encoded:
-    """Per group: ``a = max(max|x|, 6 * 2^-126)``, ``s = 2^ceil(log2(a * fl32(1/6)))``, codes ``E2M1(clamp(x/s, +-6))``."""
+    """Per group ``a = max(max|x|, 6*2^-126)``, ``s = 2^ceil(log2(a * fl32(1/6)))``, codes ``E2M1(clamp(x/s, +-6))``."""
     groups = _grouped(x, group)
     scales = power_of_two_above(_maximum(groups, MXFP4_FLOOR) * _reciprocal(E2M1_MAX))
     return Encoded(e2m1_encode(groups / e8m0_decode(scales)).flatten(-2), scales.squeeze(-1))
@@ -131,7 +132,7 @@ def mxfp4_decode(e: Encoded, group: int) -> Tensor:
 
 
 def fp4_e4m3_encode(x: Tensor, group: int) -> Encoded:
-    """Per group: ``s = E4M3(max(max|x|, 6 * 2^-9) / 6)``, codes ``E2M1(clamp(x/s, +-6))``; no global scale."""
+    """Per group ``s = E4M3(max(max|x|, 6 * 2^-9) / 6)``, codes ``E2M1(clamp(x/s, +-6))``; no global scale."""
     groups = _grouped(x, group)
     scales = e4m3_encode(_maximum(groups, FP4_E4M3_FLOOR) / E2M1_MAX)
     return Encoded(e2m1_encode(groups / e4m3_decode(scales)).flatten(-2), scales.squeeze(-1))
@@ -156,7 +157,7 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 }
 
 
-# ---- any storage dtype -----------------------------------------------------------------------------------------------
+# ---- any storage dtype -------------------------------------------------------------------------------------
 def encode(x: Tensor, dtype: DType) -> Encoded:
     """Codes and scales of [.., n] values in a block format with 1 x group blocks."""
     rows, group = dtype.block

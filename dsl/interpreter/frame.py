@@ -32,8 +32,8 @@ class StepRows:
         wanted: the last rows whose logits are asked for; None: all kept rows.
         write_floor: no paged entry of positions below it is written (h).
         history: ids at positions 0 .. start - 1, or at least the last ones that a look-back reads.
-        window_start: row axis (``T``, ``T_kept``) -> first position whose window row may be read, for windows extended
-            on that axis; an axis that is not named reads every row the window holds.
+        window_start: window name -> first position whose row may be read; a window that is not named may be read as far
+            back as it holds rows.
         overrides: name -> rows given from outside. Their positions, also those before ``start``, stop a look-back.
     """
 

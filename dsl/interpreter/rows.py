@@ -15,7 +15,7 @@ from deepinfer.dsl.types import Rows, Type
 from deepinfer.errors import InternalError
 
 
-# ---- sources -----------------------------------------------------------------------------------------------------------
+# ---- sources -----------------------------------------------------------------------------------------------
 @implements("input")
 def _input(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     name = n.attrs["name"]
@@ -58,7 +58,7 @@ def _state(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     return ctx.states[n.attrs["name"]]
 
 
-# ---- state -------------------------------------------------------------------------------------------------------------
+# ---- state -------------------------------------------------------------------------------------------------
 @implements("extend")
 def _extend(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     axis = n.inputs[1].type.rows
@@ -113,7 +113,7 @@ def _pool(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     return (weights * values).sum(dim=1)
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------------
+# ---- rows --------------------------------------------------------------------------------------------------
 @implements("keep")
 def _keep(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     source = n.inputs[0].type.rows

@@ -112,7 +112,7 @@ class Interpreter:
 
     def draft(self, state: SequenceState, ids: Sequence[int], start: int, pins: Mapping[str, Tensor] | None = None,
               watch: Watch | None = None, window_start: Mapping[str, int] | None = None) -> Result:
-        """Run the entry ``draft`` on the block ``ids`` at positions from ``start`` = rows processed; ``state`` stays."""
+        """Run the entry ``draft`` on the block ``ids`` at positions from ``start``, the rows processed so far."""
         return self.run("draft", state, StepRows(ids, start, window_start=window_start or {}), pins, watch)
 
     def run(self, entry: str, state: SequenceState, step: StepRows, pins: Mapping[str, Tensor] | None = None,

@@ -73,7 +73,7 @@ class ReferenceSession:
         return self.interpreter.draft(self.state, block, len(self.ids), watch=watch)
 
     def adopt(self, tokens: int, replay: int | None = None) -> None:
-        """A prefix hit: of the rows fed so far keep the paged entries of the first ``tokens`` positions and nothing else.
+        """A prefix hit: of the rows fed so far keep the paged entries of the first ``tokens`` positions and no more.
 
         The next ``feed`` runs the last ``replay`` of these positions again in front of its ids (None: one window),
         without writing their entries.
@@ -98,7 +98,7 @@ class ReferenceSession:
 
     def _need_kept_axis(self, keep: int | None) -> None:
         if keep is not None and not any(n.type.rows == KEPT for n in self.interpreter.graphs["step"].nodes):
-            raise InternalError("this step graph has no kept rows; run the liveness pass to replay a part of the prompt")
+            raise InternalError("this step graph has no kept rows; narrow it to replay a part of the prompt")
 
 
 def _chunks(begin: int, end: int, chunk: int | Sequence[int] | None) -> Iterator[tuple[int, int]]:

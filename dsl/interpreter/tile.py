@@ -99,7 +99,7 @@ def _scan(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     return carried
 
 
-# ---- shape -----------------------------------------------------------------------------------------------------------
+# ---- shape -------------------------------------------------------------------------------------------------
 @implements("reshape")
 def _reshape(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     x = tensor(args[0])

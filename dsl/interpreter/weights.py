@@ -35,7 +35,7 @@ class Weights:
         self._values: dict[str, Tensor] = {}
 
     def value(self, n: Node) -> Tensor:
-        """Value of a ``param`` node, shaped as its type says. ArtifactError names a tensor that is missing or differs."""
+        """Value of a ``param`` node, shaped as its type. ArtifactError names a tensor that is missing or differs."""
         key = f"{n.attrs['name']} {n.attrs['type']}"
         if key not in self._values:
             self._values[key] = self._load(n)
