@@ -1,0 +1,1 @@
+"""Training of the small demonstration model that ships in assets/tiny."""

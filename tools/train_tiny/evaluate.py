@@ -1,0 +1,165 @@
+"""All figures of the model card, from a checkpoint folder and the token files."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import checkpoint, measure, ngram
+from .chat import BOS, Control, Dialogue, Piece, Turn, render
+from .draft import DraftHead
+from .engram import load_classes
+from .layers import Mode
+from .model import Backbone
+from .prepare import STREAMS
+from .scenes import TOOLS
+from .shape import from_config
+from .vocabulary import Encoder
+
+PROMPT, ANSWER = 192, 160
+
+
+def _tokens(folder: Path, name: str) -> Tensor:
+    return torch.from_numpy(np.load(folder / f"{name}.npy").astype(np.int64))
+
+
+def load(folder: Path, device: torch.device) -> tuple[Backbone, DraftHead]:
+    shape = from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    backbone, draft = checkpoint.read(folder, shape, load_classes(folder / "tokenizer.json"))
+    return backbone.to(device), draft.to(device)
+
+
+def baseline(data: Path) -> dict[str, float]:
+    """Held-out loss of the 5-gram model, in nats a token, on the tokens that the network is judged on too."""
+    training = np.concatenate([np.load(data / f"{name}.npy") for name in STREAMS]).astype(np.int64)
+    levels = ngram.train(training)
+    found = {}
+    for name in ("heldout_text", "heldout_dialogue"):
+        tokens = np.load(data / f"{name}.npy").astype(np.int64)
+        chunks = (tokens.size - 1) // measure.CONTEXT
+        # Losses start at token ORDER − 1; those of the first few tokens are left out.
+        each = ngram.losses(levels, tokens[: chunks * measure.CONTEXT + 1], 1 << ngram.BITS)
+        found[name] = float(each.mean())
+    return found
+
+
+def held_out_losses(backbone: Backbone, data: Path, mode: Mode, device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("heldout_text", "heldout_dialogue"):
+        each = measure.token_losses(backbone, _tokens(data, name).to(device), mode)
+        found[name] = float(each.mean())
+        if name == "heldout_text":
+            edges = (0, 128, 512, 1024, 2048)
+            found["by_position"] = {
+                f"{a}-{b}": float(each[:, a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)
+            }
+    return found
+
+
+def prompts(data: Path, count: int, seed: int) -> Tensor:
+    """Held-out prompts [count, PROMPT]: half from anywhere in the text, a quarter from starts of documents, a quarter
+    from starts of dialogues."""
+    generator = torch.Generator().manual_seed(seed)
+    text, dialogue = _tokens(data, "heldout_text"), _tokens(data, "heldout_dialogue")
+
+    def anywhere(tokens: Tensor, n: int) -> Tensor:
+        return torch.randint(tokens.numel() - PROMPT, (n,), generator=generator)
+
+    def starts(tokens: Tensor, n: int) -> Tensor:
+        begin = (tokens[: -PROMPT or None] == 0).nonzero()[:, 0]
+        return begin[torch.randint(begin.numel(), (n,), generator=generator)]
+
+    span = torch.arange(PROMPT)
+    parts = [text[anywhere(text, count // 2)[:, None] + span], text[starts(text, count // 4)[:, None] + span]]
+    parts.append(dialogue[starts(dialogue, count - count // 2 - count // 4)[:, None] + span])
+    return torch.cat(parts)
+
+
+def speculation(backbone: Backbone, draft: DraftHead, data: Path, mode: Mode, count: int) -> dict[str, Any]:
+    """Greedy acceptance and confidence on held-out prompts; temperatures from one half of the steps, judged on the
+    other.  The sequences are returned for tests of an engine."""
+    device = backbone.embed.device
+    begin = prompts(data, count, seed=7).to(device)
+    sequences = torch.cat(
+        [measure.continue_greedily(backbone, batch, ANSWER, mode) for batch in begin.split(32)]
+    )
+    drafts = measure.speculate(backbone, draft, sequences, PROMPT, mode)
+    size = draft.shape.dspark_block_size
+    fit, judged = measure.part(drafts, True), measure.part(drafts, False)
+    temperatures = measure.calibrate(fit)
+    plain = [1.0] * size
+    return {
+        "prompts": count,
+        "steps": len(drafts.accepted),
+        "mean_accepted_length": drafts.mean_length,
+        "by_kind": _by_kind(backbone, draft, sequences, mode),
+        "acceptance_by_position": measure.acceptance_by_position(drafts),
+        "confidence_auc": measure.area_under_curve(drafts),
+        "temperatures": temperatures,
+        "calibration_error_before": [measure.calibration_error(judged, plain[: i + 1]) for i in range(size)],
+        "calibration_error_after": [measure.calibration_error(judged, temperatures[: i + 1]) for i in range(size)],
+        "sequences": sequences.cpu().tolist(),
+    }
+
+
+def _by_kind(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: Mode) -> dict[str, float]:
+    half, quarter = len(sequences) // 2, len(sequences) // 4
+    parts = {"text": sequences[: half + quarter], "dialogue": sequences[half + quarter :]}
+    return {
+        name: measure.speculate(backbone, draft, rows, PROMPT, mode).mean_length for name, rows in parts.items()
+    }
+
+
+def sample_prompts() -> list[tuple[str, list[Piece]]]:
+    """What the model card shows the model continue."""
+    lookup, weather = TOOLS[0].schema, TOOLS[2].schema
+    chats = [
+        Dialogue((Turn("user", "Hello"), Turn("assistant"))),
+        Dialogue((Turn("user", "What does os.path.join do?"), Turn("assistant"))),
+        Dialogue((Turn("user", "What is json.dumps?"), Turn("assistant")), thinking=True),
+        Dialogue((Turn("user", "What is the weather in Paris?"), Turn("assistant")), (weather, lookup), thinking=True),
+    ]
+    shown: list[tuple[str, list[Piece]]] = []
+    for text in ("The :mod:`json` module", "def read_lines(path):\n    \"\"\"", "Sequence types\n--------------\n\n"):
+        shown.append((text, [Control(BOS), text]))
+    for chat in chats:
+        pieces = render(chat)
+        # Up to the assistant's first token: everything after it is for the model to write.
+        cut = max(i for i, piece in enumerate(pieces) if piece == Control("<｜Assistant｜>"))
+        shown.append((chat.turns[0].text, pieces[: cut + 2]))
+    return shown
+
+
+def samples(backbone: Backbone, encoder: Encoder, mode: Mode, count: int = 72) -> list[dict[str, str]]:
+    """Greedy continuations; control tokens are shown by their spelling."""
+    device = backbone.embed.device
+    found = []
+    for prompt, pieces in sample_prompts():
+        ids = torch.tensor([encoder.encode(pieces)], device=device)
+        answer = measure.continue_greedily(backbone, ids, count, mode)[0, ids.shape[1] :].tolist()
+        answer = answer[: answer.index(1) + 1] if 1 in answer else answer
+        found.append({"prompt": prompt, "answer": encoder.tokenizer.decode(answer, skip_special_tokens=False)})
+    return found
+
+
+def evaluate(folder: Path, unquantised: Path | None, data: Path, device: torch.device, scale: float) -> dict[str, Any]:
+    """Everything; ``scale`` < 1 uses fewer prompts."""
+    began = time.monotonic()
+    mode = Mode(quantised=True, exact_ties=True)
+    backbone, draft = load(folder, device)
+    report: dict[str, Any] = {"held_out_quantised": held_out_losses(backbone, data, mode, device)}
+    if unquantised is not None:
+        plain, _ = load(unquantised, device)
+        report["held_out_before"] = held_out_losses(plain, data, Mode(exact_ties=True), device)
+    text = _tokens(data, "heldout_text").to(device)
+    report["replay"] = measure.replay_divergence(backbone, text, mode, int(200 * scale), seed=11)
+    report["speculation"] = speculation(backbone, draft, data, mode, int(96 * scale))
+    report["samples"] = samples(backbone, Encoder(folder / "tokenizer.json"), mode)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    return report
