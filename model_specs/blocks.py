@@ -40,7 +40,6 @@ from deepinfer.dsl import (
 )
 from deepinfer.errors import SpecError
 
-
 # Keys of any config that change nothing of what is computed.
 BOOKKEEPING = {
     "architectures": "chose this spec", "model_type": "chose this spec",

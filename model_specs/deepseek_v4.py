@@ -177,10 +177,10 @@ class V4:
         picking, dim = [L for L, r in compressed.items() if r == CSA], self.indexer.dim
         self.keys = {L: s.add(Paged(f"key.{L}", self.indexer.record[dim], tokens_per_entry=CSA)) for L in picking}
         self.key_tails = {L: tail(f"key_tail.{L}", CSA, dim) for L in picking}
-        joins = self.drafts and not self.dspark  # a row of the MTP block exists from position 1 on
-        self.contexts = [s.add(Window(f"draft.{i}", row, rows=self.window, slack=slack, first_position=int(bool(joins))))
+        first = 0 if self.dspark else 1  # row 0 of the MTP block would need the streams of position -1
+        self.contexts = [s.add(Window(f"draft.{i}", row, rows=self.window, slack=slack, first_position=first))
                          for i in range(self.drafts)]
-        if joins:
+        if self.drafts and not self.dspark:
             self.streams = s.add(Window("streams", plain[self.hc.mult * self.hidden], rows=1, slack=slack))
         return s
 

@@ -49,12 +49,12 @@ class DSparkHeads:
     def read(c: Config, hidden: int, vocab: int, layers: int, experts: tuple[int, int] | None = None,
              names: tuple[str, str] = ("embed", "head")) -> DSparkHeads:
         """The ``dspark_`` keys. ``experts``: (count, per token) of the draft layers, None: from the config;
-        ``names``: of
-        the Markov head's tensors. Raises SpecError when the tapped layers are not layers of the backbone."""
+        ``names``: of the Markov head's tensors. Raises SpecError when the tapped layers are none of the backbone."""
         count, per_token = experts or (c.integer("dspark_n_routed_experts"), c.integer("dspark_num_experts_per_tok"))
         d = DSparkHeads(
             c.integer("dspark_block_size"), c.integer("dspark_noise_token_id", 0),
-            c.integers("dspark_target_layer_ids"), c.integer("dspark_markov_rank"), count, per_token, hidden, vocab, *names)
+            c.integers("dspark_target_layer_ids"), c.integer("dspark_markov_rank"), count, per_token, hidden, vocab,
+            *names)
         rising = bool(d.targets) and list(d.targets) == sorted(set(d.targets))
         if not rising or d.targets[0] < 0 or d.targets[-1] >= layers:
             raise c.error("dspark_target_layer_ids must be rising layer ids", list(d.targets),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from specs import dense_gqa
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,28 +36,19 @@ def config(shape: str) -> dict[str, object]:
         "hidden_act": "silu", "max_position_embeddings": 512, **SHAPES[shape]}
 
 
-@pytest.fixture(scope="module")
-def spec(repository: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location("dense_gqa", repository / "tests/specs/dense_gqa.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
 def random_weights(tensors: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(11)
     return {name: torch.randn(t.shape, generator=generator) * (1.0 if len(t.shape) == 1 else 1.5 * t.shape[-1] ** -0.5)
             for name, t in tensors.items()}
 
 
-def described(spec: ModuleType, shape: str) -> tuple[Program, dict[str, Tensor]]:
+def described(shape: str) -> tuple[Program, dict[str, Tensor]]:
     """The traced model in f32 storage without rounding, and weights for it."""
     options = EngineOptions(profile="wide", cache_format="f32", act_format="f32")
-    names = expected_tensors(trace(build_model(Config(config(shape)), options, spec=spec)).model)
+    names = expected_tensors(trace(build_model(Config(config(shape)), options, spec=dense_gqa)).model)
     weights = random_weights(names)
     headers = {name: StoredTensor("F32", tuple(w.shape)) for name, w in weights.items()}
-    program = trace(build_model(Config(config(shape)), options, headers, spec=spec))
+    program = trace(build_model(Config(config(shape)), options, headers, spec=dense_gqa))
     graphs = {name: drop_rounding(graph) for name, graph in program.graphs.items()}
     return Program(program.model, graphs), weights
 
@@ -108,22 +98,22 @@ def ids() -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chunk", [None, 1, 7, (3, 16, 2)])
 def test_a_dense_grouped_query_model_equals_its_torch_twin(
-        spec: ModuleType, shape: str, chunk: int | tuple[int, ...] | None, ids: Tensor) -> None:
-    program, weights = described(spec, shape)
+        shape: str, chunk: int | tuple[int, ...] | None, ids: Tensor) -> None:
+    program, weights = described(shape)
     logits = session(program, weights).feed(ids.tolist(), chunk=chunk)
     assert (logits - twin(config(shape), weights, ids)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_chunks_of_a_dense_prompt_change_nothing(spec: ModuleType, shape: str, ids: Tensor) -> None:
-    program, weights = described(spec, shape)
+def test_chunks_of_a_dense_prompt_change_nothing(shape: str, ids: Tensor) -> None:
+    program, weights = described(shape)
     whole = session(program, weights).feed(ids.tolist())
     parts = session(program, weights).feed(ids.tolist(), chunk=(5, 1, 20))
     assert (whole - parts).abs().max() < 1e-11  # two summation orders of f64
 
 
-def test_a_tied_model_reads_no_head_tensor(spec: ModuleType) -> None:
-    program, _ = described(spec, "one_kv_head")
+def test_a_tied_model_reads_no_head_tensor() -> None:
+    program, _ = described("one_kv_head")
     assert "lm_head.weight" not in expected_tensors(program.model)
 
 

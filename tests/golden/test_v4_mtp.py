@@ -8,17 +8,12 @@ token at position t + 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from golden.cases import load_case
 from torch import Tensor
 
-from deepinfer.codegen.passes.numerics import drop_rounding
-from deepinfer.dsl import Config, EngineOptions, StoredTensor, trace
-from deepinfer.dsl.interpreter import Interpreter, ReferenceSession
-from deepinfer.model_specs.registry import build_model
+from deepinfer.dsl.interpreter import ReferenceSession
 
 # An f32 run of the reference lies 8e-6 from its f64 run; logits reach 14.
 TOLERANCE = 2e-4
@@ -29,20 +24,13 @@ NewSession = Callable[[], ReferenceSession]
 
 
 @pytest.fixture(scope="module")
-def golden(repository: Path) -> dict[str, Tensor]:
-    return load_file(repository / "tests/golden/v4_mtp/golden.safetensors")
+def golden() -> dict[str, Tensor]:
+    return load_case("v4_mtp").golden
 
 
 @pytest.fixture(scope="module")
-def new_session(repository: Path) -> NewSession:
-    folder = repository / "tests/golden/v4_mtp"
-    tensors = load_file(folder / "model.safetensors")
-    headers = {k: StoredTensor("I64" if t.dtype == torch.int64 else "F32", tuple(t.shape)) for k, t in tensors.items()}
-    options = EngineOptions(profile="wide", cache_format="f32", act_format="f32")
-    program = trace(build_model(Config.load(folder), options, headers))
-    graphs = {name: drop_rounding(graph) for name, graph in program.graphs.items()}
-    interpreter = Interpreter(graphs, tensors, torch.float32)
-    return lambda: ReferenceSession(interpreter, program.model)
+def new_session() -> NewSession:
+    return load_case("v4_mtp").session
 
 
 @pytest.fixture(scope="module")

@@ -50,13 +50,15 @@ IGNORED_KEYS = {
     "initializer_range": "training only", "use_cache": "an engine always caches", "pretraining_tp": "training only",
 }
 
+FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None}
+
 
 class DenseGqa:
     """The model text; ``kv`` holds the keys and values of each layer, one record per position."""
 
     def __init__(self, c: Config, opt: EngineOptions, headers: Mapping[str, StoredTensor] | None) -> None:
         c.ignore(IGNORED_KEYS)
-        for key, only in {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None}.items():
+        for key, only in FIXED.items():
             c.one_of(key, only, default=only)
         self.vocab, self.hidden = c.integer("vocab_size"), c.integer("hidden_size")
         self.inner, self.layers = c.integer("intermediate_size"), c.integer("num_hidden_layers")
