@@ -29,8 +29,9 @@ class Operand:
     given from outside, may be absent), ``const`` (a literal matrix; its pointer is null, the kernel holds it).
     ``rows``: the row axis as printed (``T``, ``T_kept``, ``T/2``, ``S``, ``-``); a ``value`` on a wider axis than the
     kernel's is read through the suffix map of the ABI (a ``keep`` costs nothing).
+    Rows of a kernel whose operands all share one suffix axis are written ``T``: its launch names the axis.
     ``detail``: param: stack; input: name; value: by_sequence n (rows of T seen as [n, ...] by a kernel on S); const:
-    values or make; state: kind (window|paged|grouptail), record_bytes, axis, ring_rows, window, first_position, group,
+    values or make; state: kind (window|paged|grouptail), record_bytes, ring_rows, window, first_position, group,
     ratio.
     """
 

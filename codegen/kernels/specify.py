@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepinfer.codegen.kernels.spec import Attrs, KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.codegen.passes.fuse import FREE, VIEWS, Region, owner
 from deepinfer.dsl.graph import Graph, Node
 from deepinfer.dsl.state import GroupTail, Paged, State, Window
-from deepinfer.dsl.types import DType
+from deepinfer.dsl.types import KEPT, STEP, WANTED, DType
 from deepinfer.errors import InternalError
+
+_SUFFIX_AXES = (str(KEPT), str(WANTED))
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class _Writer:
 
     graph: Graph
     region: Region
-    axes: Mapping[str, str]
     operands: list[Operand] = field(default_factory=list)
     bindings: list[Bound] = field(default_factory=list)
     ops: list[TileOp] = field(default_factory=list)
@@ -80,13 +80,13 @@ class _Writer:
     def input(self, n: Node) -> int:
         base = owner(n)
         name = "positions" if base.op == "group_positions" else str(base.attrs["name"])
-        return self.operand(Operand("input", str(base.type.rows), base.dims, "i64", detail=(("name", name),)),
-                            Bound("input", name))
+        rows = str(self.region.rows if name == "positions" else base.type.rows)  # every axis has its own positions
+        return self.operand(Operand("input", rows, base.dims, "i64", detail=(("name", name),)), Bound("input", name))
 
     def state(self, name: str, write: bool) -> int:
         s = self.graph.states[name]
         return self.operand(Operand("state", str(self.region.rows), (s.record.features,), str(s.record), write,
-                                    state_detail(s, self.axes[name])), Bound("state", name))
+                                    state_detail(s)), Bound("state", name))
 
     def handle(self, n: Node, write: bool = False) -> int:
         return self.state(str(n.attrs["name"] if n.op == "state" else n.attrs["state"]), write)
@@ -162,9 +162,9 @@ class _Writer:
         return TileProgram(tuple(self.ops))
 
 
-def state_detail(s: State, axis: str) -> Attrs:
-    """What a kernel must know of a state; ``axis``: rows it is extended on."""
-    d: dict[str, Any] = {"kind": s.kind, "record_bytes": s.record_bytes, "axis": axis}
+def state_detail(s: State) -> Attrs:
+    """What a kernel must know of a state while it is compiled."""
+    d: dict[str, Any] = {"kind": s.kind, "record_bytes": s.record_bytes}
     if isinstance(s, Window):
         d |= {"ring_rows": s.ring_rows, "window": s.rows, "first_position": s.first_position}
     elif isinstance(s, GroupTail):
@@ -200,19 +200,26 @@ def results(region: Region, read_outside: set[int]) -> list[Node]:
     return [n for n in region.nodes if n.op in ("extend", "append") or n.id in read_outside]
 
 
-def specify(graph: Graph, region: Region, read_outside: set[int], axes: Mapping[str, str]) -> Specified:
+def specify(graph: Graph, region: Region, read_outside: set[int]) -> Specified:
     """KernelSpec of a region and what its operands are.
 
-    ``read_outside``: ids of nodes whose value is read by another region or is an output of the graph; ``axes``: state
-    name -> row axis the state is extended on.
+    ``read_outside``: ids of nodes whose value is read by another region or is an output of the graph.
     """
-    w = _Writer(graph, region, axes)
+    w = _Writer(graph, region)
     make = {"rowwise": _rowwise, "gemm": _gemm, "grouped_gemm": _grouped, "attend": _attend,
             "score_select": _select, "draw": _draw}[region.family]
     attrs, slots = make(w, results(region, read_outside))
-    spec = KernelSpec(region.family, str(region.rows), tuple(w.operands), tuple(sorted(attrs.items())), slots,
+    rows, operands = _any_axis(str(region.rows), w.operands)
+    spec = KernelSpec(region.family, rows, operands, tuple(sorted(attrs.items())), slots,
                       title=_title(region), region=tuple(region.nodes))
     return Specified(spec, tuple(w.bindings))
+
+
+def _any_axis(rows: str, operands: list[Operand]) -> tuple[str, tuple[Operand, ...]]:
+    """A kernel whose operands all lie on its own axis serves every suffix axis: the launch tells it which."""
+    if rows in _SUFFIX_AXES and all(o.rows in (rows, "-") for o in operands):
+        return str(STEP), tuple(replace(o, rows=str(STEP)) if o.rows == rows else o for o in operands)
+    return rows, tuple(operands)
 
 
 _Made = tuple[dict[str, Any], tuple[tuple[str, TileProgram], ...]]

@@ -128,7 +128,7 @@ class _EntryBuilder:
                         self.read_outside.add(src.id)
 
     def build(self) -> EntryTable:
-        specified = [specify(self.graph, r, self.read_outside, self.parent.axes) for r in self.regions]
+        specified = [specify(self.graph, r, self.read_outside) for r in self.regions]
         last_reader: dict[str, int] = {}
         for i, s in enumerate(specified):
             for op, b in zip(s.spec.operands, s.bindings, strict=True):
@@ -192,7 +192,7 @@ class _EntryBuilder:
             if not op.write:
                 raise InternalError(f"{scope}: a kernel reads %{key} ({b.node.op}) before it is written")
             stored = self.parent.backend.stored(b.node.type.dtype)
-            self.buffer_of[key] = self._buffer(op.rows, stored.data_bytes(b.node.type.size), key, scope)
+            self.buffer_of[key] = self._buffer(str(b.node.type.rows), stored.data_bytes(b.node.type.size), key, scope)
         self._touch(self.buffer_of[key])
         return self.buffer_of[key]
 
