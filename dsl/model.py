@@ -102,11 +102,6 @@ class Model:
     hub_ids: tuple[str, ...] = ()
     spec: str = ""
 
-    def __post_init__(self) -> None:
-        if self.replay == "exact_only" and self.options.replay.isdigit():
-            raise SpecError(f"{self.name} was not trained for bounded replay", where="option replay",
-                            found=self.options.replay, allowed="off, exact")
-
     def fingerprint(self) -> str:
         """Canonical text of config and options, for hashes."""
         return json.dumps([self.config.raw, self.options.as_dict()], sort_keys=True, default=str)

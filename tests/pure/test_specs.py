@@ -51,10 +51,10 @@ def traced(repository: Path) -> Callable[[str], Program]:
     return get
 
 
-def refusal(raw: Mapping[str, Any], options: EngineOptions | None = None) -> str:
+def refusal(raw: Mapping[str, Any]) -> str:
     """The sentence that a config is refused with."""
     with pytest.raises(SpecError) as e:
-        trace(build_model(Config(raw), options or EngineOptions()))
+        trace(build_model(Config(raw), EngineOptions()))
     return str(e.value)
 
 
@@ -248,11 +248,6 @@ def test_another_quantisation_is_refused_by_name(repository: Path, quant: Raw, s
     raw = raw_config(repository, FLASH)
     raw["quantization_config"] |= quant
     assert said in refusal(raw)
-
-
-def test_a_model_without_a_licence_refuses_bounded_replay(repository: Path) -> None:
-    sentence = refusal(raw_config(repository, FLASH), EngineOptions(replay="128"))
-    assert "deepseek_v4 was not trained for bounded replay" in sentence and "allowed off, exact" in sentence
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
