@@ -79,7 +79,7 @@ def convert_chat(
     if prefix and response_format.kind == "json_object":
         raise ConversionError("response_format json_object should not be used with prefix")
     if prefix and tools:
-        raise ConversionError("tools should not be used with prefix")
+        raise ConversionError("Function call should not be used with prefix")
     if thinking and options.missing_reasoning == REJECT:
         check_reasoning(messages, "reasoning_content")
 

@@ -225,12 +225,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
+        vectors = read_vectors(given.file)
         paths = {"v4": given.tokenizer_v4, "v4.1": given.tokenizer_v41}
         tokenizers = {
             name: RecipeTokenizer.from_file(path) if path else packaged_tokenizer(name)
             for name, path in paths.items()
         }
-        vectors = read_vectors(given.file)
     except (DeepInferError, OSError, ValueError) as error:
         print(f"check_vectors: {error}", file=sys.stderr)
         return 2

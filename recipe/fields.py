@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deepinfer.recipe.errors import SchemaError
-from deepinfer.recipe.json_text import check_text, parse_json
+from deepinfer.recipe.json_text import check_text, check_value, parse_json
 
 
 class Field:
@@ -120,9 +120,10 @@ def read_body(body: Mapping[str, Any] | str | bytes) -> Field:
     Raises:
         SchemaError: it is not a JSON object.
     """
-    if isinstance(body, Mapping):
-        return Field(dict(body))
     try:
+        if isinstance(body, Mapping):
+            check_value(dict(body))
+            return Field(dict(body))
         value = parse_json(body)
     except (ValueError, UnicodeDecodeError) as error:
         raise SchemaError(f"invalid request body: not JSON: {error}") from None

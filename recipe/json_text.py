@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("recursion limit exceeded") from None
-    _check(value)
+    check_value(value)
     return value
 
 
@@ -78,25 +78,36 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def _check(value: Any) -> None:
-    """Refuse what only Python's reader lets through: deep nesting and lone surrogates."""
-    level = [value]
-    for _ in range(DEEPEST_NESTING + 1):
+def check_value(value: Any) -> None:
+    """Refuse what Python takes for JSON and others do not.
+
+    Raises:
+        ValueError: more than 127 levels, a lone surrogate, a number that is not finite, a value of another type.
+    """
+    level, depth = [value], 0
+    while level:
         below: list[Any] = []
+        deeper = False
         for item in level:
             if isinstance(item, str):
                 check_text(item)
             elif isinstance(item, dict):
+                deeper = True
                 for key in item:
-                    check_text(key)
+                    check_text(key if isinstance(key, str) else _no_constant("a key that is no string"))
                 below.extend(item.values())
             elif isinstance(item, list):
+                deeper = True
                 below.extend(item)
-        if not below:
-            return
+            elif isinstance(item, float):
+                if not math.isfinite(item):
+                    raise ValueError(f"{item} is not JSON")
+            elif item is not None and not isinstance(item, int):
+                raise ValueError(f"{type(item).__name__} is not JSON")
+        depth += deeper
+        if depth > DEEPEST_NESTING:
+            raise ValueError("recursion limit exceeded")
         level = below
-    if any(isinstance(item, dict | list) for item in level):
-        raise ValueError("recursion limit exceeded")
 
 
 def check_text(text: str) -> None:

