@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -12,12 +12,20 @@ from deepinfer.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from deepinfer.codegen.package.interface import Interface
-
 # DiSeq of runtime/native/abi.h
 SEQUENCE = np.dtype([
     ("slot", "i4"), ("rows", "i4"), ("kept", "i4"), ("wanted", "i4"), ("c", "i8"), ("floor", "i8"),
     ("start_step", "i8"), ("start_kept", "i8"), ("blocks", "u8"), ("num_blocks", "i4"), ("reserved", "i4")])
+
+
+class StepSizes(Protocol):
+    """``limits``: most rows of each axis; ``lookback``: ids before a row that it reads."""
+
+    @property
+    def limits(self) -> Mapping[str, int]: ...
+
+    @property
+    def lookback(self) -> int: ...
 
 
 class Batch:
@@ -27,9 +35,9 @@ class Batch:
     ``lookback[:rows]`` (newest first, -1 before the start of the sequence).
     """
 
-    def __init__(self, interface: Interface) -> None:
-        self.limits = dict(interface.limits)
-        self.width = interface.lookback + 1
+    def __init__(self, sizes: StepSizes) -> None:
+        self.limits = dict(sizes.limits)
+        self.width = sizes.lookback + 1
         self.sequences = np.zeros(self.limits["seq"], SEQUENCE)
         self.token_ids = np.zeros(self.limits["step"], np.int64)
         self.lookback = np.zeros((self.limits["step"], self.width), np.int64)

@@ -1,0 +1,252 @@
+"""The front door: an engine with weights that turns prompts into answers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from deepinfer.accelerator import require_runnable
+from deepinfer.errors import ArtifactError, PlanError, RequestError
+from deepinfer.runtime import events
+from deepinfer.runtime.backend import Package
+from deepinfer.runtime.checkpoint.room import available_memory
+from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.metrics import Metrics
+from deepinfer.runtime.outputs import RequestOutput
+from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
+from deepinfer.runtime.progress import GenerationProgress
+from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.sequence import Request
+from deepinfer.runtime.session import Session
+from deepinfer.runtime.tokenizer import end_ids, load_text_side
+
+CHECKPOINT_VARIABLE = "DEEPINFER_HF_MODEL_DIR"
+Prompt = str | Sequence[int]
+_CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
+
+
+class LLM:
+    """An engine, started with a checkpoint.
+
+    Args:
+        engine: an engine folder, the imported engine, or what ``deepinfer.load_engine`` returned.
+        checkpoint: a checkpoint folder or a hub id; None: the folder that ``DEEPINFER_HF_MODEL_DIR`` names.
+        tokenizer: None for the checkpoint's own, a path, or an object with ``encode`` and ``decode``. Without any,
+            prompts are token ids and answers have no text.
+        max_num_seqs: sequences with memory at the same time, sessions among them; at most what was compiled for.
+        num_blocks: cache blocks; None: enough for all sequences at full length, or half of the free memory.
+        threads: of a CPU engine; None: the processors that this process may use.
+        seed: of requests that bring none; None: from the system.
+        spill_bytes: host memory for sequences that give up theirs when blocks run out.
+        progress: show what takes long while loading.
+
+    Raises:
+        ArtifactError: an engine or checkpoint that cannot be used. PlanError: not enough memory.
+    """
+
+    def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
+                 tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
+                 threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
+                 progress: bool = True) -> None:
+        package = _package(engine)
+        self.plan: EnginePlan = package.plan
+        require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
+        folder = checkpoint_folder(checkpoint)
+        slots = _slots(self.plan, max_num_seqs)
+        blocks = _blocks(package, slots, num_blocks)
+        running = package.start(folder or checkpoint, slots=slots, blocks=blocks, threads=threads, progress=progress)
+        self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=end_ids(folder),
+                               text=load_text_side(tokenizer, folder), seed=seed, spill_bytes=spill_bytes)
+        self._ids = itertools.count()
+        events.info("engine_started", model=self.plan.model, target=self.plan.target, slots=slots, blocks=blocks,
+                    block_tokens=self.plan.block_tokens, max_model_len=self.plan.max_model_len)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counters of everything that ran; ``metrics.text()`` is the Prometheus form."""
+        return self.core.metrics
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 priority: Sequence[int] | None = None, progress: bool = True,
+                 use_tqdm: bool | None = None) -> list[RequestOutput]:
+        """Answer prompts; the results have the order of the prompts.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of such.
+            sampling_params: one for all, or one for each prompt; None: the defaults.
+            priority: one number a prompt, smaller goes first.
+            progress: show a progress bar. ``use_tqdm``: the same switch under vLLM's name.
+
+        Raises:
+            RequestError: a prompt or parameter that cannot be served; nothing has run then. A request that fails
+            while it runs ends with finish_reason ``error`` and its sentence; the others go on.
+        """
+        requests = self._requests(prompts, sampling_params, priority, stream=False)
+        show = progress if use_tqdm is None else use_tqdm
+        results: dict[str, RequestOutput] = {}
+        with GenerationProgress(len(requests), show) as bar:
+            for output in self._serve(requests, bar):
+                results[output.request_id] = output
+        return [results[r.request_id] for r in requests]
+
+    def stream(self, prompts: Prompt | Sequence[Prompt],
+               sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+               priority: Sequence[int] | None = None) -> Iterator[RequestOutput]:
+        """Like ``generate``, one result for every new token of every request as it is there.
+
+        A result holds the answer so far; ``outputs[i].delta`` is the text that is new. Requests that are not finished
+        when the iterator is closed are aborted.
+        """
+        requests = self._requests(prompts, sampling_params, priority, stream=True)
+        return self._serve(requests, None)
+
+    def abort(self, request_id: str) -> bool:
+        """End a running request with finish_reason ``abort`` before its next step, from any thread. False: it is not
+        running."""
+        return self.core.abort(request_id)
+
+    def session(self, replay: ReplayOption = OFF) -> Session:
+        """One sequence driven by hand: feed, draft, adopt, fork, rewind.
+
+        ``replay``: rows of what one ``feed`` brings that all layers compute: ``off`` (all), ``exact`` or a number.
+        """
+        return Session(self.core, replay)
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self.core.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+    def _requests(self, prompts: Prompt | Sequence[Prompt],
+                  params: SamplingParams | Sequence[SamplingParams] | None, priority: Sequence[int] | None,
+                  stream: bool) -> list[Request]:
+        """All requests of a call, checked before any is queued."""
+        listed = _listed(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
+        for name, given in (("sampling_params", each), ("priority", priority)):
+            if given is not None and len(given) != len(listed):
+                raise RequestError(f"one of {name} for each prompt is needed", where=name, found=len(given),
+                                   allowed=len(listed))
+        made = []
+        for at, (prompt, p) in enumerate(zip(listed, each, strict=True)):
+            where = f"prompts[{at}]" if len(listed) > 1 else "prompt"
+            if not isinstance(p, SamplingParams):
+                raise RequestError("SamplingParams are needed", where=f"sampling_params[{at}]", found=type(p).__name__)
+            text = prompt if isinstance(prompt, str) else None
+            ids = self._encode(prompt, where) if isinstance(prompt, str) else prompt
+            made.append(self.core.make(str(next(self._ids)), ids, p, prompt=text, where=where, stream=stream,
+                                       priority=priority[at] if priority else 0))
+        return made
+
+    def _encode(self, prompt: str, where: str) -> list[int]:
+        if self.core.text is None:
+            raise RequestError("a text prompt needs a tokenizer", where=where,
+                               next_step="give LLM a tokenizer, or prompt with token ids")
+        return self.core.text.encode(prompt)
+
+    def _serve(self, requests: list[Request], bar: GenerationProgress | None) -> Iterator[RequestOutput]:
+        """Run steps until all of ``requests`` are finished; their results as they come."""
+        open_requests = list(requests)
+        try:
+            for r in requests:
+                self.core.add(r)
+            while open_requests:
+                if not any(r.updates for r in open_requests):
+                    self.core.step_for(open_requests)
+                for r in list(open_requests):
+                    while r.updates:
+                        output = r.updates.popleft()
+                        if output.finished:
+                            open_requests.remove(r)
+                        yield output
+                if bar is not None:
+                    bar.show(requests)
+        finally:
+            for r in open_requests:
+                self.core.abort(r.request_id)
+
+
+def checkpoint_folder(checkpoint: str | Path | None) -> Path | None:
+    """The local folder of a checkpoint, if it has one: the argument, else what ``DEEPINFER_HF_MODEL_DIR`` names.
+
+    Raises ArtifactError when the variable names no folder.
+    """
+    if checkpoint is None:
+        named = os.environ.get(CHECKPOINT_VARIABLE, "")
+        if named and not Path(named).is_dir():
+            raise ArtifactError("there is no such folder", where=CHECKPOINT_VARIABLE, found=named,
+                                next_step="set it to a checkpoint folder, or unset it")
+        return Path(named) if named else None
+    return Path(checkpoint) if Path(checkpoint).is_dir() else None
+
+
+def _package(engine: str | Path | ModuleType | Package) -> Package:
+    if isinstance(engine, ModuleType):
+        engine = Path(engine.__file__ or "").parent
+    if isinstance(engine, str | Path):
+        from deepinfer.runtime import load_engine
+
+        loaded: Package = load_engine(engine)
+        return loaded
+    return engine
+
+
+def _slots(plan: EnginePlan, asked: int | None) -> int:
+    if asked is not None and not 1 <= asked <= plan.max_num_seqs:
+        raise PlanError("the engine was compiled for another number of sequences", where="max_num_seqs", found=asked,
+                        allowed=f"1..{plan.max_num_seqs}", next_step="compile with a larger --max-num-seqs")
+    return asked or plan.max_num_seqs
+
+
+def _blocks(package: Package, slots: int, asked: int | None) -> int:
+    """Cache blocks: what was asked for, else all that can be used, else what half of the free memory holds."""
+    plan = package.plan
+    least, most = plan.blocks_per_sequence, slots * plan.blocks_per_sequence
+    if asked is not None:
+        if asked < least:
+            raise PlanError("one sequence of full length does not fit", where="num_blocks", found=asked,
+                            allowed=f">= {least}",
+                            next_step="raise num_blocks, or compile with a smaller --max-model-len")
+        return asked
+    free = available_memory() * _CACHE_SHARE
+    fixed, all_of_them = package.memory(slots, 0).total, package.memory(slots, most).total
+    if all_of_them <= free or not plan.paged:
+        return most
+    blocks = int((free - fixed) * most / (all_of_them - fixed))
+    if blocks < least:
+        raise PlanError("one sequence of full length does not fit into half of the free memory", where="cache blocks",
+                        found=f"{free / 1e9:.2f} GB for {max(0, blocks)} blocks", allowed=f">= {least} blocks",
+                        next_step="free memory, pass num_blocks, or compile with a smaller --max-model-len")
+    events.warn("cache_limited", blocks=blocks, wanted=most, reason="half of the free memory")
+    return blocks
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """A text or a list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if not listed:
+        raise RequestError("there is no prompt", where="prompts", next_step="send at least one token")
+    if all(isinstance(p, int | np.integer) for p in listed):
+        return [listed]
+    for at, p in enumerate(listed):
+        if not isinstance(p, str) and not (isinstance(p, list | tuple | np.ndarray)
+                                           and all(isinstance(i, int | np.integer) for i in p)):
+            raise RequestError("a prompt is a text or a list of token ids", where=f"prompts[{at}]",
+                               found=type(p).__name__)
+    return listed

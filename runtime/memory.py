@@ -1,0 +1,176 @@
+"""The memory of sequences: a ring slot and a block table each, shared and copied as the clock's transitions say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import InternalError
+from deepinfer.runtime.backend import Engine
+from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.pool import Pool
+
+
+class Holding:
+    """A slot and the blocks of one sequence; block b holds positions b*B .. b*B + B - 1."""
+
+    def __init__(self, slot: int, table: NDArray[np.int32]) -> None:
+        self.slot = slot
+        self._table = table
+        self.count = 0
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """[count] i32, a view that the next step may be given."""
+        return self._table[: self.count]
+
+    def append(self, block: int) -> None:
+        self._table[self.count] = block
+        self.count += 1
+
+    def replace(self, index: int, block: int) -> None:
+        self._table[index] = block
+
+    def pop(self) -> int:
+        self.count -= 1
+        return int(self._table[self.count])
+
+
+@dataclass
+class Spilled:
+    """The exact memory of a sequence, moved to the host: ring bytes by state, and one array a block by state."""
+
+    rings: dict[str, NDArray[np.uint8]]
+    blocks: list[dict[str, NDArray[np.uint8]]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(a.nbytes for a in self.rings.values()) + sum(a.nbytes for b in self.blocks for a in b.values())
+
+
+class SequenceMemory:
+    """All slots and blocks of an engine. ``engine.state`` is used to copy, nothing else of it.
+
+    ``promised_slots`` and ``promised_blocks`` are free and kept so for forks that are certain to come.
+    """
+
+    def __init__(self, plan: EnginePlan, engine: Engine, slots: int, blocks: int) -> None:
+        self.plan, self.engine = plan, engine
+        self.slots, self.blocks = Pool(slots, "slot"), Pool(blocks, "block")
+        self.live: set[Holding] = set()
+        self.promised_slots = self.promised_blocks = 0
+        self._tables = np.zeros((slots, plan.blocks_per_sequence), dtype=np.int32)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that nobody holds or was promised."""
+        return self.slots.free - self.promised_slots
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds or was promised."""
+        return self.blocks.free - self.promised_blocks
+
+    def open(self) -> Holding:
+        """A slot without blocks; ask ``free_slots`` first."""
+        slot = self.slots.take()
+        holding = Holding(slot, self._tables[slot])
+        self.live.add(holding)
+        return holding
+
+    def need(self, holding: Holding, first: int, stop: int) -> int:
+        """Free blocks that ``prepare`` with the same arguments takes."""
+        shared = sum(self.blocks.shared(int(b)) for b in self._written(holding, first, stop))
+        return max(0, self.plan.blocks_for(stop) - holding.count) + shared
+
+    def prepare(self, holding: Holding, first: int, stop: int) -> bool:
+        """Blocks for rows up to ``stop``, those that rows from ``first`` on write into held by nobody else.
+
+        False, and nothing changed, when fewer blocks are free than that takes.
+        """
+        if self.need(holding, first, stop) > self.free_blocks:
+            return False
+        for index in range(first // self.plan.block_tokens, holding.count):
+            block = int(holding.blocks[index])
+            if self.blocks.shared(block):
+                own = self.blocks.take()
+                self._copy_block(block, own)
+                holding.replace(index, own)
+                self.blocks.give_back(block)
+        while holding.count < self.plan.blocks_for(stop):
+            holding.append(self.blocks.take())
+        return True
+
+    def fork_need(self, rows: int) -> int:
+        """Free blocks that a fork of a sequence with ``rows`` committed rows takes: its tail block."""
+        return int(rows % self.plan.block_tokens > 0)
+
+    def fork(self, holding: Holding, rows: int) -> Holding:
+        """An independent copy of the first ``rows`` rows: full blocks are shared, the tail block and rings copied.
+
+        Ask ``free_slots`` and ``free_blocks`` first, or redeem what was promised.
+        """
+        if not self.slots.free or self.blocks.free < self.fork_need(rows):
+            raise InternalError("a fork without room for it")
+        other = self.open()
+        for block in holding.blocks[: rows // self.plan.block_tokens].tolist():
+            self.blocks.share(block)
+            other.append(block)
+        if rows % self.plan.block_tokens:
+            tail = self.blocks.take()
+            self._copy_block(int(holding.blocks[rows // self.plan.block_tokens]), tail)
+            other.append(tail)
+        for s in self.plan.rings:
+            self.engine.state(s.name, other.slot)[:] = self.engine.state(s.name, holding.slot)
+        return other
+
+    def shorten(self, holding: Holding, rows: int) -> None:
+        """Give back the blocks beyond the first ``rows`` rows."""
+        while holding.count > self.plan.blocks_for(rows):
+            self.blocks.give_back(holding.pop())
+
+    def close(self, holding: Holding) -> None:
+        """Give everything back."""
+        self.shorten(holding, 0)
+        self.slots.give_back(holding.slot)
+        self.live.discard(holding)
+
+    def spill_bytes(self, holding: Holding) -> int:
+        """Host bytes that ``spill`` takes."""
+        return (sum(s.unit_bytes for s in self.plan.rings)
+                + holding.count * sum(s.unit_bytes for s in self.plan.paged))
+
+    def spill(self, holding: Holding) -> Spilled:
+        """Move a sequence to the host and give its memory back. ``resume`` is the exact inverse."""
+        rings = {s.name: self.engine.state(s.name, holding.slot).copy() for s in self.plan.rings}
+        blocks = [{s.name: self.engine.state(s.name, block).copy() for s in self.plan.paged}
+                  for block in holding.blocks.tolist()]
+        self.close(holding)
+        return Spilled(rings, blocks)
+
+    def resume(self, spilled: Spilled) -> Holding:
+        """Bring a spilled sequence back; ask ``free_slots`` and ``free_blocks`` first."""
+        holding = self.open()
+        for name, data in spilled.rings.items():
+            self.engine.state(name, holding.slot)[:] = data
+        for parts in spilled.blocks:
+            block = self.blocks.take()
+            for name, data in parts.items():
+                self.engine.state(name, block)[:] = data
+            holding.append(block)
+        return holding
+
+    def check(self) -> None:
+        """The books against every holding that is alive; InternalError when they differ."""
+        self.blocks.check(block for h in self.live for block in h.blocks.tolist())
+        self.slots.check(h.slot for h in self.live)
+
+    def _written(self, holding: Holding, first: int, stop: int) -> NDArray[np.int32]:
+        """Held blocks that rows first .. stop - 1 write into, and those after them, which are not read any more."""
+        return holding.blocks[first // self.plan.block_tokens:] if stop > first else holding.blocks[:0]
+
+    def _copy_block(self, source: int, target: int) -> None:
+        for s in self.plan.paged:
+            self.engine.state(s.name, target)[:] = self.engine.state(s.name, source)

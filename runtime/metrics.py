@@ -1,0 +1,99 @@
+"""Counters, gauges and histograms under the names that dashboards made for vLLM read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 240.0)
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass
+class Counter:
+    """Only rises. ``label``: name of the one label, if values are kept apart by one."""
+
+    name: str
+    help: str
+    label: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+    def add(self, amount: float = 1, label: str = "") -> None:
+        self.values[label] = self.values.get(label, 0) + amount
+
+    @property
+    def value(self) -> float:
+        return sum(self.values.values())
+
+    def text(self, kind: str = "counter") -> list[str]:
+        shown = self.values if self.values or self.label else {"": 0.0}
+        return [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {kind}",
+                *(f"{self.name}{{{self.label}=\"{k}\"}} {v:g}" if self.label else f"{self.name} {v:g}"
+                  for k, v in shown.items())]
+
+
+class Gauge(Counter):
+    """The latest value."""
+
+    def set(self, value: float) -> None:
+        self.values[""] = value
+
+    def text(self, kind: str = "gauge") -> list[str]:
+        return super().text(kind)
+
+
+@dataclass
+class Histogram:
+    """Counts of values at or below each bound, with their number and sum."""
+
+    name: str
+    help: str
+    bounds: Sequence[float] = _SECONDS
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def text(self) -> list[str]:
+        out = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} histogram"]
+        seen = 0
+        for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
+            seen += count
+            out.append(f'{self.name}_bucket{{le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"}} {seen}')
+        return [*out, f"{self.name}_count {seen}", f"{self.name}_sum {self.total:g}"]
+
+
+class Metrics:
+    """Everything an engine counts. Times are seconds."""
+
+    def __init__(self) -> None:
+        self.running = Gauge("vllm:num_requests_running", "Requests with a slot")
+        self.waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue, preempted ones among them")
+        self.cache_usage = Gauge("vllm:kv_cache_usage_perc", "Part of the cache blocks that is held, 0 to 1")
+        self.preemptions = Counter("vllm:num_preemptions_total", "Sequences that gave up their memory for others")
+        self.spilled = Counter("deepinfer:preemptions_spilled_total", "Preemptions that moved the memory to the host")
+        self.restarted = Counter("deepinfer:preemptions_restarted_total", "Preemptions whose rows ran again")
+        self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt rows computed")
+        self.generation_tokens = Counter("vllm:generation_tokens_total", "Tokens chosen")
+        self.success = Counter("vllm:request_success_total", "Requests ended", label="finished_reason")
+        self.iteration_tokens = Histogram("vllm:iteration_tokens_total", "Rows of a step", _TOKENS)
+        self.first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token")
+        self.inter_token = Histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer")
+        self.end_to_end = Histogram("vllm:e2e_request_latency_seconds", "Arrival to end")
+        self.queued = Histogram("vllm:request_queue_time_seconds", "Arrival to first row")
+        self.steps = Counter("deepinfer:steps_total", "Steps run")
+
+    def text(self) -> str:
+        """All metrics in the Prometheus text format."""
+        lines = [line for metric in vars(self).values() for line in metric.text()]
+        return "\n".join([*lines, ""])

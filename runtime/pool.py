@@ -1,0 +1,59 @@
+"""Cache blocks and ring slots: who holds which, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from deepinfer.errors import InternalError
+
+
+class Pool:
+    """``size`` equal units (blocks or slots), each free or held a number of times."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size, self.what = size, what
+        self._holders = np.zeros(size, dtype=np.int32)
+        self._free = list(range(size - 1, -1, -1))  # the lowest unit is taken first
+
+    @property
+    def free(self) -> int:
+        """Units that nobody holds."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free unit, now held once. InternalError when there is none: callers ask ``free`` first."""
+        if not self._free:
+            raise InternalError(f"no free {self.what}")
+        unit = self._free.pop()
+        self._holders[unit] = 1
+        return unit
+
+    def share(self, unit: int) -> None:
+        """One more holder of a held unit."""
+        if not self._holders[unit]:
+            raise InternalError(f"{self.what} {unit} is shared and nobody holds it")
+        self._holders[unit] += 1
+
+    def give_back(self, unit: int) -> None:
+        """One holder less; the last one frees the unit."""
+        if not self._holders[unit]:
+            raise InternalError(f"{self.what} {unit} is given back and nobody holds it")
+        self._holders[unit] -= 1
+        if not self._holders[unit]:
+            self._free.append(unit)
+
+    def shared(self, unit: int) -> bool:
+        """Whether more than one holds the unit."""
+        return bool(self._holders[unit] > 1)
+
+    def check(self, held: Iterable[int] = ()) -> None:
+        """The books against the holders' own lists; InternalError when they differ (run when the engine is idle)."""
+        counts = Counter(held)
+        wrong = [u for u in range(self.size) if self._holders[u] != counts[u]]
+        free = {u for u in range(self.size) if not self._holders[u]}
+        if wrong or free != set(self._free) or len(self._free) != len(free):
+            raise InternalError(f"the books of the {self.what}s are wrong: {len(wrong)} counted differently, first "
+                                f"{wrong[:5]}, {len(self._free)} on the free list and {len(free)} without a holder")

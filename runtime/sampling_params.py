@@ -1,0 +1,149 @@
+"""What a request asks of sampling, with vLLM's names, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deepinfer.errors import RequestError
+from deepinfer.runtime.plan import ReplayOption
+
+_SEED_BITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Steps are taken in this order (``sampling.py`` has the formulas):
+    allowed and banned tokens, ``logit_bias``, penalties, temperature, ``top_k``, ``top_p``, ``min_p``, draw.
+
+    Args:
+        n: independent answers to the prompt.
+        temperature: divides the logits; 0 takes the largest (ties: the lower id) and nothing is drawn.
+        top_k: only the k largest; 0 or -1: all. ``top_p``: of these, the fewest whose probabilities reach p.
+        min_p: of these, only tokens at least this many times as probable as the most probable one.
+        repetition_penalty: logits of tokens seen in prompt or answer are divided (if > 0) or multiplied by it.
+        presence_penalty, frequency_penalty: subtracted once, and once per occurrence, for tokens of the answer.
+        logit_bias: token id -> number added to its logit.
+        allowed_token_ids: if given, no other token is chosen. ``bad_words``: texts that are never completed.
+        seed: makes draws repeatable: a draw depends on seed, answer index and position and on nothing else.
+            None: a seed from the system.
+        max_tokens: most tokens of an answer; None: up to the engine's ``max_model_len``.
+        min_tokens: no end, stop id or stop string before so many tokens. ``ignore_eos``: the end token is one
+            like others.
+        stop, stop_token_ids: the answer ends before these texts and at these ids;
+            ``include_stop_str_in_output`` leaves them in the text.
+        logprobs: log-probabilities of the chosen and of so many most probable tokens, -1: of all; taken from the
+            logits as the model gives them. ``prompt_logprobs``: the same for the prompt; every row of the prompt
+            is then computed, whatever ``replay`` says.
+        detokenize: make text. ``skip_special_tokens``: without control tokens.
+        replay: rows of the prompt that all layers compute: ``off`` (all), ``exact`` or a number; None: the
+            engine's default.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    replay: ReplayOption = None
+    stop_strings: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        _whole("n", self.n, 1)
+        _real("temperature", self.temperature, 0)
+        _real("top_p", self.top_p, 0, 1, open_low=True)
+        _whole("top_k", self.top_k, -1)
+        _real("min_p", self.min_p, 0, 1)
+        _real("presence_penalty", self.presence_penalty, -2, 2)
+        _real("frequency_penalty", self.frequency_penalty, -2, 2)
+        _real("repetition_penalty", self.repetition_penalty, 0, open_low=True)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(1 << (_SEED_BITS - 1)), (1 << _SEED_BITS) - 1)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), -1)
+        self._check_lists()
+        if self.greedy and self.n > 1:
+            raise RequestError("several answers at temperature 0 would be equal", where="n", found=self.n, allowed=1,
+                               next_step="raise temperature or ask for one answer")
+
+    def _check_lists(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop_strings", stops)
+        for name, texts in (("stop", stops), ("bad_words", self.bad_words)):
+            if isinstance(texts, str) or not all(isinstance(s, str) and s for s in texts):
+                raise RequestError("texts with at least one character are needed", where=name, found=repr(texts))
+        if stops and not self.detokenize:
+            raise RequestError("stop strings need text", where="stop",
+                               next_step="leave detokenize on, or use stop_token_ids")
+        for i in self.stop_token_ids:
+            _whole("stop_token_ids", i, 0)
+        if self.allowed_token_ids is not None:
+            if not len(self.allowed_token_ids):
+                raise RequestError("no token is allowed", where="allowed_token_ids", next_step="list at least one id")
+            for i in self.allowed_token_ids:
+                _whole("allowed_token_ids", i, 0)
+        for i, bias in (self.logit_bias or {}).items():
+            _whole("logit_bias", i, 0)
+            _real(f"logit_bias[{i}]", bias, -100, 100)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logit is taken and nothing is drawn."""
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids or ()),
+                          ("logit_bias", self.logit_bias or {})):
+            wrong = [i for i in ids if i >= size]
+            if wrong:
+                raise RequestError("token id out of range", where=name, found=wrong[0], allowed=f"0..{size - 1}")
+
+
+def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise RequestError("a whole number is needed", where=name, found=repr(value))
+    if value < low or (high is not None and value > high):
+        raise RequestError("out of range", where=name, found=value, allowed=_range(low, high))
+
+
+def _real(name: str, value: Any, low: float, high: float | None = None, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise RequestError("a finite number is needed", where=name, found=repr(value))
+    if value < low or (open_low and value == low) or (high is not None and value > high):
+        raise RequestError("out of range", where=name, found=value, allowed=_range(low, high, open_low))
+
+
+def _range(low: float, high: float | None, open_low: bool = False) -> str:
+    sign = ">" if open_low else ">="
+    return f"{sign} {low}" if high is None else f"{sign} {low} and <= {high}"
