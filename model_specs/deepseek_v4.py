@@ -84,7 +84,8 @@ class V4:
         storage, group = blocks.storage_of(quant, table=bf16)
         if quant is not None:
             storage = blocks.expert_storage(storage, c.one_of("expert_dtype", "fp4", "fp8"))
-        c.ignore({"expert_dtype": "the checkpoint is not quantised"})
+        else:
+            c.ignore({"expert_dtype": "the checkpoint is not quantised"})
         self.params = Params(storage, headers)
         self.p = self.params.root()
         self.linear = blocks.Linear(mxfp8(1, group) if opt.act_format == "spec" else None)
