@@ -18,6 +18,7 @@ from deepinfer.errors import ArtifactError, SpecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from tokenizers import Tokenizer
 
 _LARGEST = 2**63 - 1
 _SEED_STRIDE = 10007  # the released generator seeds layer L with 10007 * L
@@ -100,37 +101,46 @@ def _moduli(layers: tuple[int, ...], orders: int, heads: int, start: int) -> dic
 
 
 def token_classes(checkpoint: Path, config: Config) -> NDArray[np.int64]:
-    """Class of each token id, [vocab_size], from the checkpoint's tokenizer.json.
+    """Class of each token id, [vocab_size], from the checkpoint's tokenizer.json. Ids past the tokenizer get class 0.
 
-    Text of the single token (special tokens kept) -> NFKC, NFD, accents off, lower case, runs of blank/tab/CR/LF to
-    one space, strip (a lone space stays). A token that is no complete UTF-8 keeps its vocabulary string; one with
-    nothing left keeps its text. Ids past the tokenizer get class 0.
     Raises ArtifactError when the number of classes is not ``engram_compressed_vocab_size``.
     """
-    from tokenizers import Regex, Tokenizer, normalizers
+    from tokenizers import Tokenizer
 
     text_config = config.raw["text_config"]
     file = checkpoint / "tokenizer.json"
     if not file.is_file():
         raise ArtifactError("the checkpoint has no tokenizer.json, which the Engram layers need", where=str(file))
-    tokenizer = Tokenizer.from_file(str(file))
+    out = np.zeros(int(text_config["vocab_size"]), dtype=np.int64)
+    known = classes_of(Tokenizer.from_file(str(file)))[: len(out)]
+    out[: len(known)] = known
+    count, want = int(known.max(initial=-1)) + 1, int(text_config["engram_compressed_vocab_size"])
+    if count != want:
+        raise ArtifactError("the tokenizer gives another number of token classes than the Engram tables were made for",
+                            where=str(file), found=count, allowed=want,
+                            next_step="use the tokenizer.json of the same checkpoint")
+    return out
+
+
+def classes_of(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Class of each id of a tokenizer.
+
+    Text of the single token (special tokens kept) -> NFKC, NFD, accents off, lower case, runs of blank/tab/CR/LF to
+    one space, strip (a lone space stays). A token that is no complete UTF-8 keeps its vocabulary string; one with
+    nothing left keeps its text.
+    """
+    from tokenizers import Regex, normalizers
+
     lone = "\ue000"
     clean = normalizers.Sequence([
         normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase(),
         normalizers.Replace(Regex(r"[ \t\r\n]+"), " "), normalizers.Replace(Regex(r"^ $"), lone), normalizers.Strip(),
         normalizers.Replace(lone, " ")])
     seen: dict[str, int] = {}
-    vocab = int(text_config["vocab_size"])
-    out = np.zeros(vocab, dtype=np.int64)
-    size = tokenizer.get_vocab_size()
-    for i in range(min(size, vocab)):
+    out = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    for i in range(len(out)):
         text = tokenizer.decode([i], skip_special_tokens=False)
         whole = "\ufffd" not in text
         key = clean.normalize_str(text) or text if whole else str(tokenizer.id_to_token(i))
         out[i] = seen.setdefault(key, len(seen))
-    want = int(text_config["engram_compressed_vocab_size"])
-    if len(seen) != want:
-        raise ArtifactError("the tokenizer gives another number of token classes than the Engram tables were made for",
-                            where=str(file), found=len(seen), allowed=want,
-                            next_step="use the tokenizer.json of the same checkpoint")
     return out
