@@ -1,0 +1,114 @@
+"""g++ ahead of time: each kernel once per instruction set, through the cache, then one shared library.
+
+Equal sources give equal bytes in any folder: names inside the build folder are relative, seeds are the kernel's symbol,
+inputs are sorted, and neither build ids nor times are written.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from deepinfer.backends.base import Binary, Source
+from deepinfer.backends.cpu.source import dispatcher
+from deepinfer.backends.cpu.target import Variant, variants
+from deepinfer.codegen.cache import Cache, Entry, file_digest
+from deepinfer.errors import ToolchainError
+from deepinfer.machine import cxx_compiler
+from deepinfer.runtime.native.build import SOURCE_FOLDER, compiler_name
+
+LIBRARY = "kernels.so"
+INCLUDE = Path(__file__).resolve().parent / "include"
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+         "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wno-psabi",
+         "-Wno-unknown-pragmas")
+LINK_FLAGS = ("-shared", "-s", "-Wl,--build-id=none", "-Wl,-z,now", "-static-libgcc")
+LIBRARIES = ("-lm",)
+
+
+@lru_cache(maxsize=1)
+def headers() -> dict[str, str]:
+    """Digest of every header that a kernel may include."""
+    found = [*INCLUDE.glob("*.h"), SOURCE_FOLDER / "abi.h"]
+    return {p.name: file_digest(p) for p in sorted(found, key=lambda p: p.name)}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One translation unit."""
+
+    name: str
+    text: str
+    variant: Variant
+
+
+class Toolchain:
+    """A compiler that was asked for its version once, and the cache."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.compiler = cxx_compiler()
+        self.version = compiler_name(self.compiler)
+        self.cache = cache or Cache()
+
+    def object(self, unit: Unit) -> Entry:
+        """Object file of a unit."""
+        flags = [*FLAGS, *unit.variant.flags, f"-DDI_ISA={unit.variant.name}", f"-frandom-seed={unit.name}"]
+        key = {"kind": "cpu object", "compiler": self.version, "flags": flags, "headers": headers(),
+               "name": unit.name, "source": unit.text}
+
+        def make(folder: Path) -> None:
+            (folder / f"{unit.name}.cpp").write_text(unit.text, encoding="utf-8")
+            includes = [f"-I{INCLUDE}", f"-I{SOURCE_FOLDER}", f"-ffile-prefix-map={folder}=."]
+            self._run(folder, [*flags, *includes, "-c", f"{unit.name}.cpp", "-o", f"{unit.name}.o"], unit.name)
+
+        return self.cache.fetch(key, make)
+
+    def library(self, objects: Sequence[tuple[str, Entry]]) -> Entry:
+        """One shared library of all objects."""
+        ordered = sorted(objects)
+        key = {"kind": "cpu kernels", "compiler": self.version, "flags": [*LINK_FLAGS, *LIBRARIES],
+               "objects": {name: file_digest(e.files[f"{name}.o"]) for name, e in ordered}}
+
+        def make(folder: Path) -> None:
+            files = [str(e.files[f"{name}.o"]) for name, e in ordered]
+            self._run(folder, [*LINK_FLAGS, *files, *LIBRARIES, "-o", LIBRARY], LIBRARY)
+
+        return self.cache.fetch(key, make)
+
+    def _run(self, folder: Path, arguments: Sequence[str], what: str) -> None:
+        done = subprocess.run([self.compiler, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise ToolchainError(f"the C++ compiler does not build {what}", where=self.compiler, found=first[:300],
+                                 next_step="use g++ 12 or newer; if it is, please report this")
+
+
+def compile_sources(sources: Sequence[Source], *, jobs: int, progress: Callable[[str], None] | None = None,
+                    cache: Cache | None = None) -> Binary:
+    """``kernels.so`` of the sources (distinct symbols). ``progress`` is told each symbol that is ready."""
+    tools = Toolchain(cache)
+    kinds = variants()
+    units = [Unit(f"{s.symbol}_{v.name}", s.text, v) for s in sources for v in kinds]
+    main = dispatcher([s.symbol for s in sources], kinds)
+    units.append(Unit("dispatch", main, kinds[0]))
+    left: dict[str, int] = {s.symbol: len(kinds) for s in sources}
+    objects: list[tuple[str, Entry]] = []
+    # The longest texts first: the last job to end should be a short one.
+    queue = sorted(units, key=lambda u: (-len(u.text), u.name))
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        for unit, entry in zip(queue, pool.map(tools.object, queue), strict=True):
+            objects.append((unit.name, entry))
+            symbol = unit.name.removesuffix(f"_{unit.variant.name}")
+            if symbol in left:
+                left[symbol] -= 1
+                if not left[symbol] and progress is not None:
+                    progress(symbol)
+    library = tools.library(objects)
+    hits = sum(e.hit for _, e in objects) + library.hit
+    return Binary({LIBRARY: library.files[LIBRARY]}, {"g++": tools.version}, hits, len(objects) + 1 - hits)
+
