@@ -191,13 +191,11 @@ def _takes(n: Node, region: Region, inside: set[int], caps: Capabilities, levels
             continue
         if i.id in inside:
             reads_anchor = True
-            if limit == "element" and raw.op in VIEWS:
-                return False
+            if limit == "element" and (raw.op in VIEWS or i.type.dims != n.type.dims):
+                return False  # it sees the columns of one tile of one result only
         elif levels.level.get(levels.unit[i.id], -1) >= region.level:
             return False
-    if not reads_anchor:
-        return False
-    return limit != "element" or all(n.type.dims == a.type.dims for a in region.anchors)
+    return reads_anchor
 
 
 def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> set[int]:
