@@ -93,8 +93,14 @@ def _scan(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     captured = {f"c{i}": v for i, v in enumerate(args[1:])}
     entry = {m.id: captured[m.attrs["name"]] for m in body.of("carry") if m.attrs["name"] in captured}
     start = [m.id for m in body.of("carry") if m.attrs["name"] == "carry"]
+    changing = set(start)
+    for m in body.nodes:
+        if any(i.id in changing for i in m.inputs):
+            changing.add(m.id)
+    fixed = ctx.evaluate(ctx, [m for m in body.nodes if m.id not in changing], entry)
+    repeated = [m for m in body.nodes if m.id in changing]
     for _ in range(n.attrs["trips"]):
-        values = ctx.evaluate(ctx, body.nodes, {**entry, **dict.fromkeys(start, carried)})
+        values = ctx.evaluate(ctx, repeated, {**fixed, **dict.fromkeys(start, carried)})
         carried = tensor(values[body.outputs["carry"].id])
     return carried
 

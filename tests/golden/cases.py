@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,8 @@ class Case:
 
     @lru_cache(maxsize=4)  # noqa: B019
     def interpreter(self, dtype: torch.dtype = torch.float32, narrowed: bool = False, **options: Any) -> Interpreter:
-        """The reference interpreter of the case; profile ``wide`` unless ``options`` say otherwise. ``narrowed``: of the
-        graphs on the rows that liveness wants."""
+        """The reference interpreter of the case; profile ``wide`` unless ``options`` say otherwise. ``narrowed``: of
+        the graphs on the rows that liveness wants."""
         program = self.program(**({"profile": "wide"} | options))
         graphs = dict(program.graphs)
         if program.model.options.profile == "wide":
@@ -84,7 +84,7 @@ class Case:
         return ReferenceSession(self.interpreter(dtype, narrowed, **options), program.model)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_case(name: str) -> Case:
     """A case by folder name. The ``oracle`` object of a config, which no checkpoint has, becomes options."""
     folder = FOLDER / name
