@@ -198,10 +198,9 @@ def _takes(n: Node, region: Region, inside: set[int], caps: Capabilities, levels
     return reads_anchor
 
 
-def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> set[int]:
-    """Moves row-local nodes into anchor regions; returns their ids."""
+def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> None:
+    """Moves row-local nodes into anchor regions."""
     inside: dict[int, set[int]] = {}
-    placed: set[int] = set()
     for n in graph.nodes:
         if n.id not in levels.unit or n.id in regions:
             continue
@@ -212,9 +211,34 @@ def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: 
                 region.epilogue.append(n)
                 regions[n.id] = region
                 seen.add(n.id)
-                placed.add(n.id)
                 break
-    return placed
+
+
+def _trim(graph: Graph, regions: dict[int, Region], outputs: set[int], caps: Capabilities) -> None:
+    """Gives back the last nodes of epilogues that make a kernel write more than it would without them (the squares of a
+    norm beside the values themselves). Where a slot reaches whole rows, the nodes would need a kernel of their own."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for n in graph.nodes:
+        if n.op not in VIEWS:
+            for i in {owner(i).id for i in n.inputs}:
+                readers[i].append(n.id)
+
+    def written(i: Node, region: Region) -> bool:
+        return i.id in outputs or any(regions.get(r) is not region for r in readers[i.id])
+
+    for region in {id(r): r for r in regions.values() if caps.epilogue.get(r.family) == "element"}.values():
+        for n in reversed(list(region.epilogue)):
+            if n.id in outputs or any(regions.get(r) is region for r in readers[n.id]):
+                continue
+            inputs = {owner(i).id: owner(i) for i in n.inputs if regions.get(owner(i).id) is region}
+            extra = sum(_bytes(i) for i in inputs.values() if not written(i, region))
+            if extra < _bytes(n):
+                region.epilogue.remove(n)
+                del regions[n.id]
+
+
+def _bytes(n: Node) -> int:
+    return n.type.dtype.data_bytes(n.type.size)
 
 
 def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
@@ -225,6 +249,7 @@ def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
     levels = _Levels(graph)
     of_node = _anchor_regions(levels, caps)
     _epilogues(graph, levels, of_node, caps)
+    _trim(graph, of_node, {owner(v).id for v in graph.outputs.values()}, caps)
     rowwise: dict[tuple[int, Rows], Region] = {}
     for n in graph.nodes:
         rows = _rows(n)
