@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
@@ -14,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deepinfer.accelerator import backend_of
+from deepinfer.accelerator import backend_of, built_targets
 from deepinfer.backends.base import Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.package import EngineContents, write_engine
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
-from deepinfer.dsl.params import StoredTensor
+from deepinfer.errors import SpecError
 from deepinfer.model_specs.registry import build_model
 from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
 
@@ -53,7 +54,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     checkpoint = open_checkpoint(model, revision=revision, weights=False)
     described = describe_model(checkpoint, opt, spec)
     _print_arguments(show, checkpoint, described, out, target)
-    backend = backend_of(target)
+    backend = load_backend(target)
     with _phases(show) as phase:
         plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named)
         binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, phase)
@@ -65,10 +66,18 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     return done
 
 
+def load_backend(target: str) -> Backend:
+    """The compiling side of the backend that serves a target; SpecError when it is not built."""
+    announced = backend_of(target)
+    if not announced.built:
+        raise SpecError("this target cannot be compiled for yet", where="target", found=target, allowed=built_targets())
+    backend: Backend = import_module(f"deepinfer.backends.{announced.name}.backend").BACKEND
+    return backend
+
+
 def describe_model(checkpoint: Checkpoint, options: EngineOptions, spec: str | None = None) -> Model:
     """The spec's Model for a checkpoint's config and headers."""
-    headers: dict[str, StoredTensor] | None = checkpoint.headers or None
-    return build_model(Config(checkpoint.config), options, headers, spec=spec)
+    return build_model(Config(checkpoint.config), options, checkpoint.headers or None, spec=spec)
 
 
 def _compile_kernels(backend: Backend, plan: Plan, jobs: int, phase: _Phase) -> Binary:
