@@ -96,8 +96,11 @@ class Writer(Protocol):
     def end(self, ending: Ending, usage: Usage) -> list[Event]:
         """The last events."""
 
+    def fail(self, message: str, *, overloaded: bool) -> list[Event]:
+        """The events of an answer that cannot be completed."""
+
     def body(self) -> dict[str, Any]:
-        """The answer in one piece, valid after `end`."""
+        """The answer in one piece, valid after `end` or `fail`."""
 
 
 def new_random_id() -> str:

@@ -34,6 +34,7 @@ class ChatWriter:
         self.calls: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
+        self.error: dict[str, Any] | None = None
 
     def begin(self, usage: Usage, fingerprint: str | None) -> list[Event]:
         self.fingerprint = fingerprint
@@ -74,7 +75,14 @@ class ChatWriter:
         event.data["usage"] = self.usage
         return [event]
 
+    def fail(self, message: str, *, overloaded: bool) -> list[Event]:
+        code = "overloaded" if overloaded else "server_error"
+        self.error = {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+        return [Event(None, self.error)]
+
     def body(self) -> dict[str, Any]:
+        if self.error is not None:
+            return self.error
         message: dict[str, Any] = {"role": "assistant", "content": self.text[CONTENT]}
         if self.thinking:
             message[REASONING] = self.text[REASONING]

@@ -16,6 +16,8 @@ CLOSE = Pattern("</", Marker.DSML)
 _BLOCK_TAGS = ("tool_calls", "toolcalls", "calls")
 _TAG_NAMES = (*_BLOCK_TAGS, "invoke", "parameter")
 _LONGEST_TAG = 2 + max(map(len, _TAG_NAMES))
+# a tag that is still open after so many characters is none
+_LONGEST_ATTRIBUTES = 4096
 _TAG = re.compile(r"\s*(\w+)((?:[^<>\"']|\"[^\"<\n]*\"|'[^'<\n]*')*)>")
 _TAG_NAME = re.compile(r"\s*(\w+)")
 _ATTRIBUTE = re.compile(r"(\w+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))")
@@ -145,7 +147,7 @@ class LenientCalls:
             _start, end, closing = place
         tag = _TAG.match(window.text, end)
         if tag is None:
-            if self._next_marker_after(end):
+            if self._next_marker_after(end) or len(window.text) - end > _LONGEST_ATTRIBUTES:
                 self._at_opener = False
                 window.take(end)
             return

@@ -12,7 +12,6 @@ from deepinfer.recipe.signals import CallBegan, ContentText, ReasoningText, Sign
 _STOP_REASONS = {
     Finish.LENGTH: "max_tokens",
     Finish.CONTENT_FILTER: "refusal",
-    Finish.OVERLOADED: "max_tokens",
 }
 
 
@@ -74,6 +73,12 @@ class MessagesWriter:
         shown = _usage(usage, usage.completion_tokens)
         self.message = {**self.message, "content": self._content(), **delta, "usage": shown}
         return [*events, _event("message_delta", delta=delta, usage=shown), _event("message_stop")]
+
+    def fail(self, message: str, *, overloaded: bool) -> list[Event]:
+        error = {"type": "overloaded_error" if overloaded else "api_error", "message": message}
+        event = _event("error", error=error)
+        self.message = event.data
+        return [event]
 
     def body(self) -> dict[str, Any]:
         return self.message

@@ -22,6 +22,7 @@ from deepinfer.recipe.window import Marker
 TokenLogprob: TypeAlias = tuple[float, Sequence[tuple[int, float]]]
 """Log-probability of the token, and (id, log-probability) of its rivals."""
 
+OVERLOADED_MESSAGE = "The server ran out of resources while it answered; try again later."
 _WRITERS: dict[str, Callable[[ConvertedRequest, AnswerIdentity], Writer]] = {
     "chat": ChatWriter,
     "messages": MessagesWriter,
@@ -121,12 +122,26 @@ class StreamProcessor:
             self._append(machine, self._decoder.finish(), None)
         events = self._write(machine.finish(complete=finish is Finish.STOP))
         self._ended = True
+        if finish is Finish.OVERLOADED and self.request.api != "chat":
+            # only Chat Completions has a finish reason for this
+            return events + self._writer.fail(OVERLOADED_MESSAGE, overloaded=True)
         self.usage.reasoning_tokens = self._reasoning_tokens()
         ending = Ending(finish, machine.stop_sequence, machine.calls > 0)
         return events + self._writer.end(ending, self.usage)
 
+    def fail(self, message: str, *, overloaded: bool = False) -> list[Event]:
+        """The answer cannot be completed: the API's own error event, and its body for a client that does not stream.
+
+        Args:
+            overloaded: the server lacks resources, so that a later try may succeed.
+        """
+        if self._ended:
+            return []
+        self._ended = True
+        return self._writer.fail(message, overloaded=overloaded)
+
     def body(self) -> dict[str, Any]:
-        """The answer in one piece, after `finish`."""
+        """The answer in one piece, after `finish` or `fail`."""
         if not self._ended:
             raise InternalError("the body of an answer exists only after finish()")
         return self._writer.body()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from deepinfer.errors import InternalError
 from deepinfer.recipe.chat_request import convert_chat
 from deepinfer.recipe.conversation import ConvertedRequest
 from deepinfer.recipe.messages_request import convert_messages
@@ -25,4 +26,6 @@ def convert_request(api: str, body: Body, options: ConversionOptions | None = No
         SchemaError: the body is not a request of this API.
         ConversionError: it asks for something that cannot be served.
     """
+    if api not in APIS:
+        raise InternalError(f"no API {api!r}; there are {', '.join(APIS)}")
     return APIS[api](body, options)

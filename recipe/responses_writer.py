@@ -12,7 +12,6 @@ from deepinfer.recipe.signals import CallBegan, CallPiece, ContentText, Part, Re
 _INCOMPLETE = {
     Finish.LENGTH: "max_output_tokens",
     Finish.CONTENT_FILTER: "content_filter",
-    Finish.OVERLOADED: "max_output_tokens",
 }
 _BARE_INPUT = '"input"'
 
@@ -66,6 +65,12 @@ class ResponsesWriter:
             },
         }
         return [*events, self._event(f"response.{status}", response=self.response)]
+
+    def fail(self, message: str, *, overloaded: bool) -> list[Event]:
+        events = self._close("incomplete")
+        error = {"code": "server_error", "message": message}
+        self.response = {**self._response("failed"), "error": error, "output": self.items}
+        return [*events, self._event("response.failed", response=self.response)]
 
     def body(self) -> dict[str, Any]:
         return self.response
@@ -127,14 +132,11 @@ class ResponsesWriter:
             item |= {"type": "custom_tool_call", "id": self._item_id("ctc"), "name": name, "input": ""}
         else:
             self.custom_input = None
-            namespace, bare = self._declared_name(name)
+            namespace, bare = split_name(name)
             item |= {"type": "function_call", "id": self._item_id("fc"), "name": bare, "arguments": ""}
             if namespace is not None:
                 item["namespace"] = namespace
         return self._start(item)
-
-    def _declared_name(self, name: str) -> tuple[str | None, str]:
-        return split_name(name)
 
     def _call_piece(self, piece: CallPiece) -> list[Event]:
         item = self.items[-1]

@@ -27,21 +27,26 @@ class Window:
         self.by_id = by_id
         self.text = ""
         self.start = 0
+        # where the line feeds at the end begin, kept up to date so that a long run of them stays cheap
+        self._newlines_from = 0
         self._dropped = 0
         self._marks: dict[Marker, set[int]] = {marker: set() for marker in Marker}
 
     def append(self, text: str) -> None:
         if self.start:
             self._dropped += self.start
+            self._newlines_from = max(0, self._newlines_from - self.start)
             self.text = self.text[self.start :]
             self.start = 0
+        stripped = len(text.rstrip("\n"))
+        if stripped:
+            self._newlines_from = len(self.text) + stripped
         self.text += text
 
     def append_marker(self, marker: Marker) -> None:
         """A control token that arrived as an id."""
-        self.append("")
         self._marks[marker].add(self._dropped + len(self.text))
-        self.text += marker.value
+        self.append(marker.value)
 
     @property
     def offset(self) -> int:
@@ -57,6 +62,12 @@ class Window:
         taken = self.text[self.start : end]
         self.start = end
         return taken
+
+    def before_newlines(self, at: int) -> int:
+        """Where the line feeds that end at `at` begin, not before the cursor."""
+        if at == len(self.text):
+            return max(self.start, self._newlines_from)
+        return self.start + len(self.text[self.start : at].rstrip("\n"))
 
     def is_marker(self, marker: Marker, place: int) -> bool:
         """Whether the spelling at `place` of `text` counts as the control token."""
@@ -115,7 +126,4 @@ class Pattern:
         return length >= self._marker_end and window.is_marker(self.marker, place)
 
     def _with_newlines(self, window: Window, at: int) -> int:
-        if self.newlines:
-            while at > window.start and window.text[at - 1] == "\n":
-                at -= 1
-        return at
+        return window.before_newlines(at) if self.newlines else at

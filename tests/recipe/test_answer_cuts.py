@@ -163,6 +163,18 @@ def test_reasoning_tokens_and_logprobs_follow_their_channel(v41: RecipeTokenizer
     assert processor.usage.completion_tokens == len(ids)
 
 
+def test_a_token_that_shows_in_two_pieces_counts_once(v41: RecipeTokenizer) -> None:
+    ids = v41.encode("a.\nb")
+    assert v41.token_text(ids[1]) == ".\n"
+    logprobs = [[-0.5, []] for _ in ids]
+    chunks = [{"tokens": [token], "logprobs": [entry]} for token, entry in zip(ids, logprobs, strict=True)]
+    _, processor = replay(request(tools=False), chunks, "stop", v41)
+    choice = processor.body()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "a.\nb"
+    assert [entry["token"] for entry in choice["logprobs"]["reasoning_content"]] == ["a", ".\n", "b"]
+    assert processor.usage.reasoning_tokens == 3
+
+
 def test_a_half_character_at_the_end_is_dropped_or_shown_by_mode(v41: RecipeTokenizer) -> None:
     chunks = [{"tokens": [128822, *v41.encode("a"), 3574]}]
     _, exact = replay(request(), chunks, "stop", v41)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepinfer.errors import InternalError, SpecError
 from deepinfer.recipe import (
     DIALECTS,
     ApiError,
@@ -22,6 +23,7 @@ from deepinfer.recipe import (
     render,
     resolve_max_tokens,
 )
+from deepinfer.recipe.options import CLAUDE_PREFIXES, HOSTED_MODELS
 from deepinfer.recipe.requests import APIS
 
 MODEL = "DeepSeek-V4.1-Flash"
@@ -234,3 +236,23 @@ def test_responses_calls_and_outputs_come_in_pairs(items: list[Any], said: str) 
 def test_the_default_length_is_what_the_context_leaves(prompt: int, limit: int, wanted: int) -> None:
     request = convert_request("chat", chat(thinking={"type": "disabled"}))
     assert resolve_max_tokens(request, prompt, limit) == wanted
+
+
+def test_a_name_is_served_by_table_first_and_by_prefix_then() -> None:
+    options = ConversionOptions(models=HOSTED_MODELS, prefixes=CLAUDE_PREFIXES)
+    wanted = {"deepseek-v4-pro": "v4", "deepseek-flash": "v4.1", "claude-opus-9": "v4", "claude-x": "v4.1"}
+    for name, dialect in wanted.items():
+        assert convert_request("chat", chat(model=name), options).dialect == dialect
+    with pytest.raises(ConversionError) as caught:
+        convert_request("chat", chat(model="gpt"), options)
+    assert caught.value.message.endswith("deepseek-v4-pro, but you passed gpt.")
+
+
+def test_an_unknown_option_word_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"missing_reasoning.*rejct.*fill, reject"):
+        ConversionOptions(missing_reasoning="rejct")
+
+
+def test_an_unknown_api_is_our_own_bug() -> None:
+    with pytest.raises(InternalError, match="chat, responses, messages"):
+        convert_request("completions", chat())

@@ -120,3 +120,26 @@ def test_text_and_ids_do_not_mix(v41: RecipeTokenizer) -> None:
         processor.text("a")
     with pytest.raises(InternalError, match="finish"):
         processor.body()
+
+
+@pytest.mark.parametrize(
+    ("api", "name", "place"),
+    [("chat", None, "error"), ("messages", "error", "error"), ("responses", "response.failed", "response")],
+)
+def test_a_failed_answer_ends_with_the_error_of_its_api(api: str, name: str | None, place: str) -> None:
+    request = convert_request(api, {"model": MODEL, **BODIES[api]})
+    processor = StreamProcessor(request, AnswerIdentity("i", "m"))
+    processor.ready(1)
+    processor.text("r</think>half")
+    events = processor.fail("the engine stopped")
+    assert events[-1].name == name
+    assert "the engine stopped" in json.dumps(events[-1].data[place])
+    assert "the engine stopped" in json.dumps(processor.body())
+    assert processor.fail("again") == [] and processor.finish() == []
+
+
+def test_lack_of_resources_is_a_finish_reason_in_chat_and_a_failure_elsewhere() -> None:
+    chat, messages, responses = (answered(api, "r</think>a", Finish.OVERLOADED)[1].body() for api in BODIES)
+    assert chat["choices"][0]["finish_reason"] == "insufficient_system_resource"
+    assert messages["error"]["type"] == "overloaded_error"
+    assert responses["status"] == "failed"
