@@ -86,11 +86,12 @@ def row_dims(n: Node) -> int:
 
 def aligned(nodes: Sequence[Node], values: Sequence[Value]) -> list[Tensor]:
     """Tensors whose dims broadcast as the dims of their types do, with rows in front."""
-    width = max(len(n.type.dims) for n in nodes)
+    ranks = [len(n.type.dims) for n in nodes]
+    width = max(ranks)
     out = []
-    for n, v in zip(nodes, values, strict=True):
+    for n, rank, v in zip(nodes, ranks, values, strict=True):
         t = tensor(v)
-        if row_dims(n):
-            t = t.reshape(t.shape[0], *[1] * (width - len(n.type.dims)), *t.shape[1:])
+        if rank < width and n.type.rows is not None:
+            t = t.reshape(t.shape[0], *[1] * (width - rank), *t.shape[1:])
         out.append(t)
     return out

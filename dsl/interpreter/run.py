@@ -24,11 +24,11 @@ Watch = Callable[[Node], bool]
 
 
 def evaluate(ctx: Context, nodes: Iterable[Node], values: Mapping[int, Value],
-             last_reader: Mapping[int, int] | None = None, seen: Callable[[Node, Value], None] | None = None,
+             drop: Mapping[int, Sequence[int]] | None = None, seen: Callable[[Node, Value], None] | None = None,
              ) -> dict[int, Value]:
     """Values by node id of ``nodes`` in order, on top of the given ``values`` (a node with a given value is not run).
 
-    ``last_reader``: node id -> id of the node after which its value is dropped. ``seen`` is told each value.
+    ``drop``: node id -> ids of the values that nothing reads after it. ``seen`` is told each value.
     """
     env = dict(values)
     for n in nodes:
@@ -36,10 +36,8 @@ def evaluate(ctx: Context, nodes: Iterable[Node], values: Mapping[int, Value],
             env[n.id] = TABLE[n.op](ctx, n, [env[i.id] for i in n.inputs])
         if seen is not None:
             seen(n, env[n.id])
-        if last_reader is not None:
-            for i in {i.id for i in n.inputs}:
-                if last_reader.get(i) == n.id:
-                    env.pop(i, None)
+        for i in drop.get(n.id, ()) if drop else ():
+            del env[i]
     return env
 
 
@@ -60,7 +58,8 @@ class Result:
 
 
 class _Prepared:
-    """What is known about a graph before it runs: values that no step changes, last readers, final state handles."""
+    """What is known about a graph before it runs: values that no step changes, when a value is last read, and the
+    last handle of each state."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -70,13 +69,14 @@ class _Prepared:
                 fixed.add(n.id)
         self.fixed = [n for n in graph.nodes if n.id in fixed]
         self.moving = [n for n in graph.nodes if n.id not in fixed]
-        kept = {o.id for o in graph.outputs.values()}
-        self.last_reader = {i.id: n.id for n in self.moving for i in n.inputs if i.id not in kept}
         self.written: dict[str, int] = {}
         for n in graph.of("extend", "append"):
             self.written[n.attrs["state"]] = n.id
-        for i in self.written.values():
-            self.last_reader.pop(i, None)
+        kept = {o.id for o in graph.outputs.values()} | set(self.written.values())
+        last_reader = {i.id: n.id for n in self.moving for i in n.inputs if i.id not in kept}
+        self.drop: dict[int, list[int]] = {}
+        for i, reader in last_reader.items():
+            self.drop.setdefault(reader, []).append(i)
         self.values: dict[int, Value] | None = None
 
 
@@ -130,7 +130,7 @@ class Interpreter:
             if watch is not None and watch(n):
                 watched.append((n, v))
 
-        values = evaluate(ctx, p.moving, p.values, p.last_reader, seen)
+        values = evaluate(ctx, p.moving, p.values, p.drop, seen)
         for name, node in p.written.items():
             value = values[node]
             if isinstance(value, Tensor):
