@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 
@@ -269,15 +270,23 @@ def test_bounds_equal_the_rows_found_by_walking_every_position(shape: tuple[list
         assert rows[node.id] == set(range(min(edges), n)), node
 
 
-@given(STACKS, st.integers(9, 20))
-def test_a_licence_caps_every_halo_and_moves_no_node_to_another_kind(shape: tuple[list[int], set[int]], k: int) -> None:
+@given(STACKS, st.integers(2, 20))
+def test_a_licence_caps_halos_and_moves_no_node_to_another_kind(shape: tuple[list[int], set[int]], k: int) -> None:
+    """Rows a root asks for are never fewer; beyond them a halo ends at the licence."""
     graph = stack(*shape, licence=k)
     exact, licensed = liveness(graph, licensed=False), liveness(graph, licensed=True)
     for node in graph:
-        before, after = exact.bounds[node.id], licensed.bounds[node.id]
-        assert after.a == (None if before.a is None else min(before.a, k))
-        assert after.b == (None if before.b is None else min(before.b, k))
-        assert (before.a is None, before.b is None) == (after.a is None, after.b is None)
+        for before, after, least in zip(astuple(exact.bounds[node.id]), astuple(licensed.bounds[node.id]),
+                                        (0, max(shape[0])), strict=True):
+            assert (before is None) == (after is None)
+            if before is not None:
+                assert min(before, k) <= after <= min(before, max(k, least))
+
+
+def test_a_licence_shorter_than_what_is_asked_for_takes_nothing_away() -> None:
+    assert Bound(12, 5).back(3, 8) == Bound(12, 8)
+    assert Bound(12, 5).back(3, None) == Bound(15, 8)
+    assert Bound(None, 0).back(7, 3) == Bound(None, 3)
 
 
 def test_a_licence_is_not_used_by_a_model_that_was_not_trained_for_it() -> None:
@@ -287,11 +296,11 @@ def test_a_licence_is_not_used_by_a_model_that_was_not_trained_for_it() -> None:
 
 
 def test_entries_of_older_rows_are_never_written_again() -> None:
-    """The second layer's window needs rows before c of the first; its cache write does not."""
+    """Rows before c that lie in a window are needed of the layers below; of the way into a cache they are not."""
     live = liveness(stack([4, 4], {0, 1}), licensed=False)
-    writes = {n.attrs["state"]: live.bounds[n.id] for n in live.graph.of("append")}
-    assert writes == {"kv.0": NEW_ROWS, "kv.1": NEW_ROWS}
     assert {n.attrs["state"]: live.bounds[n.id].a for n in live.graph.of("extend")} == {"win.0": 3, "win.1": None}
+    read = bounds(FLASH, False)  # here layers whose rows before c are needed attend to the entries
+    assert {read.bounds[n.inputs[1].id] for n in read.graph.of("append")} == {NEW_ROWS}
 
 
 def test_an_entry_that_no_output_and_no_state_reads_is_left_out() -> None:
@@ -300,7 +309,9 @@ def test_an_entry_that_no_output_and_no_state_reads_is_left_out() -> None:
         b.graph = graph
         unread = b.add("exp", (graph.outputs["logits"],))
     assert unread in graph.nodes
-    assert not narrow(graph)[0].of("exp")
+    left = narrow(graph)[0]
+    verify(left)
+    assert not left.of("exp") and [str(n.type.rows) for n in left.of("keep")] == ["T_kept", "T_wanted"]
 
 
 @pytest.mark.parametrize(("part", "crosses"), [(1, "slice"), (WIDTH, "gather")])
