@@ -7,12 +7,22 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include "abi.h"
 
 #define DI_INLINE static inline __attribute__((always_inline))
 #define DI_JOIN_(a, b) a##_##b
 #define DI_JOIN(a, b) DI_JOIN_(a, b)
 #define DI_KERNEL(name) extern "C" void DI_JOIN(name, DI_ISA)(const DiArgs* args)
+
+// Named after the instruction set, so that the linker never takes one form of a function for another.
+namespace DI_ISA {}
+using namespace DI_ISA;
+
+namespace DI_ISA {
 
 typedef float DiV __attribute__((vector_size(64)));
 typedef float DiV8 __attribute__((vector_size(32)));
@@ -75,6 +85,15 @@ DI_INLINE DiV di_load_some(const T* p, int n) {
 DI_INLINE float di_get(const float* p, int64_t i) { return p[i]; }
 DI_INLINE float di_get(const uint16_t* p, int64_t i) { return di_bf(p[i]); }
 
+// a * b + c, in one rounding where the instruction set has it.
+DI_INLINE DiV di_fma(DiV a, DiV b, DiV c) {
+#ifdef __AVX512F__
+    return (DiV)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
 // The one tree over lanes: l + (l + 8), then 4, 2, 1.
 DI_INLINE float di_sum(DiV v) {
     DiV8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -116,5 +135,7 @@ DI_INLINE int64_t di_wider_row(const DiStep* step, int32_t from, int64_t row, in
 
 DI_INLINE int64_t di_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 DI_INLINE int64_t di_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace DI_ISA
 
 #endif

@@ -4,6 +4,8 @@
 #define DI_FORMATS_H
 #include "di_math.h"
 
+namespace DI_ISA {
+
 // ---- elements ----------------------------------------------------------------------------------------------------------
 // 1 sign, 4 exponent (bias 7), 3 mantissa bits; 0x7f is NaN, there is no infinity.
 DI_INLINE float di_e4m3(uint8_t c) {
@@ -147,5 +149,7 @@ DI_INLINE void di_decode_plain(const float* x, int n, float* out) { memcpy(out, 
 DI_INLINE void di_decode_plain(const uint16_t* x, int n, float* out) {
     for (int i = 0; i < n; ++i) out[i] = di_bf(x[i]);
 }
+
+}  // namespace DI_ISA
 
 #endif

@@ -4,6 +4,8 @@
 #define DI_GEMM_H
 #include "di_formats.h"
 
+namespace DI_ISA {
+
 // ---- weights as they lie in memory -----------------------------------------------------------------------------------
 // decode(row, k0, n, out): n elements of a row from k0 (a multiple of DI_STRIP) as f32.
 template <int K>
@@ -104,5 +106,7 @@ template <int K, class W, class X>
 static void di_gemm(const W& w, int64_t n0, int n, const X* const* x, int m, float* out, int ld) {
     di_gemm_portable<K>(w, n0, n, x, m, out, ld);
 }
+
+}  // namespace DI_ISA
 
 #endif

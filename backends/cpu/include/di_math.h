@@ -3,6 +3,8 @@
 #define DI_MATH_H
 #include "di_base.h"
 
+namespace DI_ISA {
+
 DI_INLINE float di_abs(float x) { return di_bits<float>(di_bits<uint32_t>(x) & 0x7fffffffu); }
 DI_INLINE float di_max(float a, float b) { return a > b || a != a ? a : b; }
 DI_INLINE float di_min(float a, float b) { return a < b || a != a ? a : b; }
@@ -88,5 +90,7 @@ DI_INLINE int64_t di_isub(int64_t a, int64_t b) { return (int64_t)((uint64_t)a -
 DI_INLINE int64_t di_imul(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 DI_INLINE int64_t di_ixor(int64_t a, int64_t b) { return a ^ b; }
 DI_INLINE int64_t di_imod(int64_t a, int64_t b) { return a % b; }
+
+}  // namespace DI_ISA
 
 #endif

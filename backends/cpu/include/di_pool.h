@@ -4,6 +4,8 @@
 #include "di_math.h"
 #include "di_state.h"
 
+namespace DI_ISA {
+
 // Per feature d < DIM: sum over the group's rows of softmax(gate) * value. Rows are [values | gates]; with OVERLAP they
 // are twice as wide, and the lower half of the previous group's rows joins the upper half of the own ones. Rows before
 // position 0 have no weight. `pos`: first position of the group.
@@ -38,5 +40,7 @@ static inline void di_pool(const DiStep* step, const DiState* st, int32_t s, int
         for (int i = 0; i < n; ++i) out[d + i] = sum[i] / below[i];
     }
 }
+
+}  // namespace DI_ISA
 
 #endif

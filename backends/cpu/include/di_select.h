@@ -4,6 +4,8 @@
 #define DI_SELECT_H
 #include "di_base.h"
 
+namespace DI_ISA {
+
 // Key of index i < 2^32; 0 for -inf and NaN, which are never chosen.
 DI_INLINE uint64_t di_rank(float score, int64_t i) {
     const uint32_t u = di_bits<uint32_t>(score + 0.0f);  // -0 and +0 are equal
@@ -75,5 +77,7 @@ static inline int64_t di_best(uint64_t* keys, int64_t n, int64_t k) {
 DI_INLINE int64_t di_ranked(const uint64_t* keys, int64_t i, int64_t found) {
     return i < found ? di_rank_index(keys[i]) : -1;
 }
+
+}  // namespace DI_ISA
 
 #endif

@@ -3,6 +3,8 @@
 #define DI_STATE_H
 #include "di_base.h"
 
+namespace DI_ISA {
+
 // First position whose row this step writes on the state's axis, and first position whose row may be read.
 DI_INLINE int64_t di_fresh_from(const DiStep* step, const DiState* st, int32_t s) {
     const DiSeq* q = &step->seq[s];
@@ -33,5 +35,7 @@ DI_INLINE char* di_entry(const DiStep* step, const DiState* st, int32_t s, int64
 DI_INLINE char* di_append_at(const DiStep* step, const DiState* st, int32_t s, int64_t pos) {
     return pos < step->seq[s].floor ? nullptr : di_entry(step, st, s, pos / st->ratio);
 }
+
+}  // namespace DI_ISA
 
 #endif

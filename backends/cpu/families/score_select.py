@@ -1,0 +1,48 @@
+"""Index scores of cache entries and the top-k selections made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.backends.base import Source
+from deepinfer.backends.cpu.families.attend import KEYS, padded
+from deepinfer.backends.cpu.operands import Operands
+from deepinfer.backends.cpu.source import render
+from deepinfer.backends.cpu.storage import decode_lines
+from deepinfer.codegen.kernels.spec import KernelSpec
+from deepinfer.errors import InternalError
+
+_MARKS_BYTES = (1 << 15) // 8  # DI_MARKS
+
+
+def emit(spec: KernelSpec) -> Source:
+    """One item is one row. Selections that read the scores through the same filter share one pass over the entries."""
+    operands = Operands(spec)
+    q, keys, w = (spec.get(x) for x in ("q", "keys", "w"))
+    heads, d = spec.operands[q].dims
+    ratio = spec.get("ratio")
+    if spec.get("rounds") not in ("", "bf16"):
+        raise InternalError(f"scores are held in bf16 or f32, not {spec.get('rounds')}")
+    dp = padded(d)
+    at = 4 * (heads * dp + heads + KEYS * dp + heads * KEYS + KEYS)
+    at = padded(at, 64)
+    passes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    selections = [dict(s) for s in spec.get("selections")]
+    for n, s in enumerate(selections):
+        s["n"], s["keys"] = n, at
+        at += padded(8 * (2 * s["k"] + KEYS), 64)
+        if s["block"] and s["within"] >= 0:
+            raise InternalError("blocks are chosen among all entries, not within listed blocks")
+        s["out"] = operands.place(s["out"]).pointer
+        s["given"] = operands.place(s["pin"]).pointer if s["pin"] >= 0 else ""
+        passes.setdefault((s["within"], s["within_block"]), []).append(s)
+    marks, at = at, at + _MARKS_BYTES
+    groups = [{"selections": found, "list": operands.place(within).pointer if within >= 0 else "", "block": block,
+               "count": spec.operands[within].size if within >= 0 else 0}
+              for (within, block), found in passes.items()]
+    qp, wp = operands.place(q), operands.place(w)
+    state = operands.state(keys)
+    return render(spec, rows_per_item=1, items_per_tile=1, scratch_bytes=at, call_lines=operands.call_lines(),
+                  row_lines=operands.row_lines(), heads=heads, d=d, dp=dp, ratio=ratio, groups=groups, marks=marks,
+                  selections=selections, q=qp.pointer, w=wp.pointer, state=state,
+                  decode=decode_lines(spec.operands[keys].type, "r", "x"), round="true" if spec.get("rounds") else "false")
