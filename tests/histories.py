@@ -21,7 +21,8 @@ NAMES = ("feed", "feed", "feed", "verify", "verify", "draft", "adopt", "fork", "
 
 plans = st.builds(
     witness_plan, window=st.sampled_from((4, 8, 16)), block=st.sampled_from((4, 16, 32)),
-    ratio=st.sampled_from((1, 2, 4)), drafts=st.sampled_from((0, 1, 5)), lag=st.sampled_from((0, 1)), lookback=st.sampled_from((0, 3)), seqs=st.just(3),
+    ratio=st.sampled_from((1, 2, 4)), drafts=st.sampled_from((0, 1, 5)), lag=st.sampled_from((0, 1)),
+    lookback=st.sampled_from((0, 3)), seqs=st.just(3),
     step=st.sampled_from((7, 32)), wanted=st.sampled_from((6, 32)), max_len=st.just(90))
 operations = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=14)
 
