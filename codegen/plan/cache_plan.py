@@ -8,6 +8,7 @@ the request clock (B, W, m, L, K, E; R and P of each ring) are computed here and
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -129,14 +130,15 @@ class CachePlan:
         return sum(r.ring_bytes for r in self.rings if r.kind == kind and (r.axis == STEP) == resumed)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the manifest: the parts, and the sums that follow from them."""
-        return {
-            "clock": asdict(self.clock),
-            "paged": [asdict(p) for p in self.paged],
-            "rings": [asdict(r) | {"axis": str(r.axis)} for r in self.rings],
-            "bytes_per_token": str(self.bytes_per_token), "block_bytes": self.block_bytes,
-            "page_bytes": self.page_bytes, "resume_bytes": self.resume_bytes, "slot_bytes": self.slot_bytes,
-        }
+        """For the manifest: the parts, from which the sums follow."""
+        return {"clock": asdict(self.clock), "paged": [asdict(p) for p in self.paged],
+                "rings": [asdict(r) | {"axis": str(r.axis)} for r in self.rings]}
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> CachePlan:
+        """What ``as_dict`` wrote."""
+        rings = tuple(RingPlan(**{**r, "axis": Rows.parse(r["axis"])}) for r in raw["rings"])
+        return CachePlan(Clock(**raw["clock"]), tuple(PagedPlan(**p) for p in raw["paged"]), rings)
 
 
 def cache_plan(model: Model, narrowing: Narrowing) -> CachePlan:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deepinfer.codegen.plan.arena import ALIGNMENT
 from deepinfer.codegen.plan.cache_plan import CachePlan
+from deepinfer.codegen.plan.launch import LaunchTable
 from deepinfer.dsl.model import Model
 from deepinfer.dsl.params import ParamDecl, StoredTensor
-from deepinfer.errors import PlanError
+from deepinfer.errors import ArtifactError, PlanError, SpecError
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,13 @@ class CheckpointSizes:
         """What the engine reads, and what it makes from it, lookup tables left out."""
         return sum(g.bytes for g in self.groups if not g.table) + self.derived_bytes
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> CheckpointSizes:
-        return CheckpointSizes(tuple(StorageGroup(**g) for g in raw["groups"]),
-                               tuple(IgnoredGroup(**g) for g in raw["ignored"]), raw["derived_bytes"])
+def checkpoint_sizes(model: Model, headers: Mapping[str, StoredTensor] | None = None) -> CheckpointSizes:
+    """Sizes of the checkpoint of a traced model, from what its parameters declare.
 
-
-def checkpoint_sizes(model: Model) -> CheckpointSizes:
-    """Sizes of the checkpoint of a traced model, from what its parameters declare."""
+    ``headers``: those of the checkpoint at hand, which then say what is ignored; without them it is what the official
+    checkpoint holds.
+    """
     groups: dict[tuple[str, bool], list[StoredTensor]] = {}
     derived = 0
     for p in model.params.declared.values():
@@ -83,7 +80,10 @@ def checkpoint_sizes(model: Model) -> CheckpointSizes:
             groups.setdefault((str(p.dtype), p.table), []).extend(_tensors(p))
     made = [StorageGroup(name, len(tensors), _bytes(tensors), table) for (name, table), tensors in groups.items()]
     made.sort(key=lambda g: -g.bytes)
-    ignored = [IgnoredGroup(i.pattern, i.reason, len(i.tensors), _bytes(i.tensors.values())) for i in model.ignored]
+    ignored = []
+    for i in model.ignored:
+        tensors = [t for name, t in headers.items() if i.matches(name)] if headers else list(i.tensors.values())
+        ignored.append(IgnoredGroup(i.pattern, i.reason, len(tensors), _bytes(tensors)))
     return CheckpointSizes(tuple(made), tuple(ignored), derived)
 
 
@@ -97,7 +97,7 @@ def _bytes(tensors: Iterable[StoredTensor]) -> int:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory that steps share: values in flight, and working space of each thread (of each kernel instance)."""
+    """Memory that all steps share: ``arena`` for the values in flight, ``scratch`` for each thread."""
 
     arena: int
     scratch: int
@@ -107,7 +107,8 @@ class StepMemory:
 class MemoryPlan:
     """Bytes by purpose for ``sequences`` sequences of ``tokens`` tokens at once.
 
-    ``tables`` may lie in host memory or be mapped from disk. ``step`` is None where no target was compiled for.
+    ``tables``: lookup tables, which may lie in host memory or be mapped from disk. ``slots``: rings of all sequences.
+    ``blocks``: ``block_count`` cache blocks. ``arena`` and ``scratch`` are None where no target was compiled for.
     """
 
     sequences: int
@@ -117,23 +118,66 @@ class MemoryPlan:
     slots: int
     blocks: int
     block_count: int
-    step: StepMemory | None = None
+    arena: int | None
+    scratch: int | None
 
     @property
     def total(self) -> int:
         """Everything but the lookup tables."""
-        return self.weights + self.slots + self.blocks + (self.step.arena + self.step.scratch if self.step else 0)
+        return self.weights + self.slots + self.blocks + (self.arena or 0) + (self.scratch or 0)
 
 
-def memory_plan(sizes: CheckpointSizes, cache: CachePlan, sequences: int, tokens: int,
-                step: StepMemory | None = None) -> MemoryPlan:
-    """Memory of an engine. Each ring and each block of a state starts on a cache line, as the runner lays them out."""
-    if sequences < 1 or tokens < 1:
-        raise PlanError("memory is planned for at least one sequence of one token", found=f"{sequences} of {tokens}")
-    count = sequences * cache.clock.blocks(tokens)
-    slots = sequences * sum(_aligned(r.ring_bytes) for r in cache.rings)
-    blocks = count * sum(_aligned(p.block_bytes) for p in cache.paged)
-    return MemoryPlan(sequences, tokens, sizes.weight_bytes, sizes.table_bytes, slots, blocks, count, step)
+@dataclass(frozen=True)
+class Footprint:
+    """Everything about a model's size that does not depend on how many sequences run; part of an engine's manifest.
+
+    ``step`` is None where no target was compiled for. ``ignored_keys``: config keys that are not read, and why.
+    """
+
+    sizes: CheckpointSizes
+    cache: CachePlan
+    step: StepMemory | None = None
+    ignored_keys: Mapping[str, str] = field(default_factory=dict)
+
+    def memory(self, sequences: int, tokens: int, threads: int = 1) -> MemoryPlan:
+        """Memory of an engine. Each ring and each block of a state starts on a cache line, as the runner lays it
+        out."""
+        if sequences < 1 or tokens < 1 or threads < 1:
+            raise PlanError("memory is planned for at least one sequence of one token on one thread",
+                            found=f"{sequences} of {tokens} on {threads}")
+        count = sequences * self.cache.clock.blocks(tokens)
+        slots = sequences * sum(_aligned(r.ring_bytes) for r in self.cache.rings)
+        blocks = count * sum(_aligned(p.block_bytes) for p in self.cache.paged)
+        return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
+                          _aligned(self.step.arena) if self.step else None,
+                          threads * _aligned(self.step.scratch) if self.step else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"sizes": asdict(self.sizes), "cache": self.cache.as_dict(), "ignored_keys": dict(self.ignored_keys),
+                "step": asdict(self.step) if self.step else None}
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], where: str = "manifest.json") -> Footprint:
+        """What ``as_dict`` wrote; ArtifactError when it is not that."""
+        try:
+            s = raw["sizes"]
+            sizes = CheckpointSizes(tuple(StorageGroup(**g) for g in s["groups"]),
+                                    tuple(IgnoredGroup(**g) for g in s["ignored"]), s["derived_bytes"])
+            return Footprint(sizes, CachePlan.from_dict(raw["cache"]),
+                             StepMemory(**raw["step"]) if raw["step"] else None, dict(raw["ignored_keys"]))
+        except (KeyError, TypeError, AttributeError, SpecError) as error:
+            raise ArtifactError("the sizes in the manifest are damaged", where=where, found=error,
+                                next_step="compile the engine again") from None
+
+
+def footprint(model: Model, cache: CachePlan, table: LaunchTable | None = None,
+              headers: Mapping[str, StoredTensor] | None = None) -> Footprint:
+    """Sizes of a traced model; ``table``: what was compiled for a target."""
+    step = None
+    if table is not None:
+        step = StepMemory(max((e.arena_bytes for e in table.entries.values()), default=0),
+                          max((k.scratch_bytes for k in table.kernels), default=0))
+    return Footprint(checkpoint_sizes(model, headers), cache, step, model.config.ignored)
 
 
 def _aligned(size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -15,13 +16,14 @@ from deepinfer.codegen.passes.narrow import narrow_model
 from deepinfer.codegen.plan.cache_plan import CachePlan, cache_plan
 from deepinfer.codegen.plan.memory_plan import (
     CheckpointSizes,
+    Footprint,
     StepMemory,
     checkpoint_sizes,
-    memory_plan,
+    footprint,
 )
-from deepinfer.dsl import Config, EngineOptions, GroupTail, Model, Paged, Window
+from deepinfer.dsl import Config, EngineOptions, GroupTail, Model, Paged, StoredTensor, Window
 from deepinfer.dsl.model import trace
-from deepinfer.errors import PlanError
+from deepinfer.errors import ArtifactError, PlanError
 from deepinfer.model_specs.registry import build_model
 
 CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
@@ -169,31 +171,52 @@ def test_ignored_tensors_are_counted_and_give_a_reason() -> None:
     assert all(i.reason for i in ignored.values())
 
 
-def test_sizes_survive_the_manifest() -> None:
-    assert CheckpointSizes.from_dict(sizes(FLASH).as_dict()) == sizes(FLASH)
+def test_ignored_tensors_of_a_checkpoint_at_hand_are_its_own() -> None:
+    model, _ = described(FLASH, EngineOptions())
+    headers = {"vision.norm.weight": StoredTensor("F32", (3,)), "mtp.1.embed.weight": StoredTensor("BF16", (2, 2))}
+    found = {i.pattern: (i.tensors, i.bytes) for i in checkpoint_sizes(model, headers).ignored if i.tensors}
+    assert found == {"vision.*": (1, 12), "mtp.?.embed.weight": (1, 8)}
+
+
+@cache
+def footprint_of(name: str) -> Footprint:
+    model, cache_ = described(name, EngineOptions())
+    return replace(footprint(model, cache_), step=StepMemory(arena=1000, scratch=24))
+
+
+def test_a_footprint_survives_the_manifest() -> None:
+    found = footprint_of(FLASH)
+    assert Footprint.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert found.ignored_keys["vision_config"] == "the vision part is not built yet"
+
+
+@pytest.mark.parametrize("damage", [
+    {"sizes": {}}, {"cache": {"clock": {}, "paged": [], "rings": []}}, {"step": {"a": 1}}])
+def test_a_damaged_footprint_is_refused(damage: dict[str, object]) -> None:
+    with pytest.raises(ArtifactError, match=r"manifest.json: .* damaged; .*compile the engine again"):
+        Footprint.from_dict(footprint_of(FLASH).as_dict() | damage)
 
 
 def test_memory_is_the_sum_of_what_the_runner_lays_out() -> None:
     """Rings and blocks of each state start on cache lines: 133 x 528 B take 1,098 of them."""
-    cache, flash = plan(FLASH), sizes(FLASH)
-    step = StepMemory(arena=1000, scratch=24)
-    m = memory_plan(flash, cache, 8, 4096, step)
-    tail = -(-7 * 4096 // 64) * 64
+    m = footprint_of(FLASH).memory(8, 4096, threads=3)
+    flash, tail = sizes(FLASH), -(-7 * 4096 // 64) * 64
     assert m.slots == 8 * (43 * 1098 * 64 + 3 * tail)
     assert m.block_count == 8 * 33 and m.blocks == m.block_count * 113_920
-    assert m.total == flash.weight_bytes + m.slots + m.blocks + 1024
+    assert (m.arena, m.scratch) == (1024, 3 * 64)
+    assert m.total == flash.weight_bytes + m.slots + m.blocks + 1024 + 192
     assert m.tables == flash.table_bytes
 
 
 @given(st.integers(1, 64), st.integers(1, 100_000))
 def test_memory_grows_with_sequences_and_with_tokens(sequences: int, tokens: int) -> None:
-    cache, flash = plan(FLASH), sizes(FLASH)
-    here = memory_plan(flash, cache, sequences, tokens)
-    assert memory_plan(flash, cache, sequences + 1, tokens).total > here.total
-    assert memory_plan(flash, cache, sequences, tokens + cache.clock.block).total > here.total
+    found = footprint_of(FLASH)
+    here = found.memory(sequences, tokens)
+    assert found.memory(sequences + 1, tokens).total > here.total
+    assert found.memory(sequences, tokens + found.cache.clock.block).total > here.total
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(0, 1), (1, 0)])
 def test_memory_of_nothing_is_refused(sequences: int, tokens: int) -> None:
     with pytest.raises(PlanError, match="at least one sequence of one token"):
-        memory_plan(sizes(FLASH), plan(FLASH), sequences, tokens)
+        footprint_of(FLASH).memory(sequences, tokens)
