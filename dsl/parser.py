@@ -47,11 +47,15 @@ def _body(name: str, lines: _Lines) -> Graph:
         if text == "}" or text.startswith("}}") or text.startswith("}, "):
             return graph
         if m := re.fullmatch(r"out (\S+) = %(\d+)", text):
+            if int(m[2]) not in by_id:
+                raise lines.fail(f"output %{m[2]} is not defined")
             graph.outputs[m[1]] = by_id[int(m[2])]
         elif m := _STATE.match(line):
             graph.states[m[1]] = _state(m, lines)
         else:
             node = _node(line, by_id, lines)
+            if node.id in by_id:
+                raise lines.fail(f"%{node.id} is defined twice")
             by_id[node.id] = node
             graph.nodes.append(node)
     raise lines.fail("the text ends inside a graph")
@@ -62,7 +66,10 @@ def _state(m: re.Match[str], lines: _Lines) -> states.State:
     cls = kinds.get(m[2])
     if cls is None:
         raise lines.fail("unknown state kind")
-    return cls(m[1], DType.parse(m[3]), **_attrs(m[4], lines))
+    try:
+        return cls(m[1], DType.parse(m[3]), **_attrs(m[4], lines))
+    except TypeError:
+        raise lines.fail("unknown attribute of a state") from None
 
 
 def _attrs(text: str, lines: _Lines) -> dict[str, Attr]:
@@ -99,5 +106,9 @@ def _node(line: str, by_id: dict[int, Node], lines: _Lines) -> Node:
         inputs = tuple(by_id[int(i)] for i in re.findall(r"%(\d+)", m2[3]))
     except KeyError as e:
         raise lines.fail(f"value %{e} is used before it is defined") from None
+    try:
+        type_ = Type.parse(m2[5])
+    except SpecError as e:
+        raise lines.fail(e.what) from None
     loc = Loc(m2[7], int(m2[8])) if m2[7] else Loc()
-    return Node(int(m2[1]), m2[2], inputs, attrs, Type.parse(m2[5]), loc, "" if m2[6] in (None, "-") else m2[6])
+    return Node(int(m2[1]), m2[2], inputs, attrs, type_, loc, "" if m2[6] in (None, "-") else m2[6])
