@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 LOWEST_INTEGER = -(2**63)
 HIGHEST_INTEGER = 2**64 - 1
+LONGEST_INTEGER = len(str(LOWEST_INTEGER))
 DEEPEST_NESTING = 127
 
 
@@ -59,12 +60,8 @@ def escaped(text: str) -> str:
 def _integer(digits: str) -> int | float:
     if digits == "-0":
         return -0.0
-    # a number of thousands of digits must not reach int(), which is quadratic and limited
-    if len(digits) <= 20:
-        value = int(digits)
-        if LOWEST_INTEGER <= value <= HIGHEST_INTEGER:
-            return value
-    return _float(digits)
+    value = int(digits) if len(digits) <= LONGEST_INTEGER else HIGHEST_INTEGER + 1
+    return value if LOWEST_INTEGER <= value <= HIGHEST_INTEGER else _float(digits)
 
 
 def _float(digits: str) -> float:

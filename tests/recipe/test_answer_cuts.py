@@ -150,6 +150,17 @@ def test_any_ids_in_any_cut_give_the_same_body_and_count(v41: RecipeTokenizer, i
     assert (whole.usage.reasoning_tokens or 0) <= whole.usage.completion_tokens
 
 
+@settings(max_examples=80)
+@given(text=answers, thinking=st.booleans())
+def test_real_markers_as_ids_read_like_their_spelling_as_text(
+    v41: RecipeTokenizer, text: str, thinking: bool
+) -> None:
+    asked = request(thinking=thinking)
+    _, by_text = replay(asked, [{"text": text}], "stop", None)
+    _, by_id = replay(asked, [{"tokens": v41.encode_with_special(text)}], "stop", v41)
+    assert by_id.body()["choices"] == by_text.body()["choices"]
+
+
 def test_reasoning_tokens_and_logprobs_follow_their_channel(v41: RecipeTokenizer) -> None:
     ids = [*v41.encode("think\n\n"), 128822, *v41.encode("\n\nanswer")]
     logprobs = [[-0.5, [[token, -0.5]]] for token in ids]

@@ -222,6 +222,22 @@ def test_reasoning_text_and_calls_of_one_responses_turn_merge() -> None:
             [{"type": "function_call_output", "call_id": "a", "output": ""}],
             "No tool call found for tool output with call_id a.",
         ),
+        (
+            [
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "a", "output": ""},
+                {"type": "function_call_output", "call_id": "a", "output": ""},
+            ],
+            "Duplicate tool output for call_id: a.",
+        ),
+        (
+            [
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "a", "output": ""},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            ],
+            "Duplicate 'call_id': a.",
+        ),
     ],
 )
 def test_responses_calls_and_outputs_come_in_pairs(items: list[Any], said: str) -> None:
@@ -256,3 +272,12 @@ def test_an_unknown_option_word_is_refused() -> None:
 def test_an_unknown_api_is_our_own_bug() -> None:
     with pytest.raises(InternalError, match="chat, responses, messages"):
         convert_request("completions", chat())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {1: 2}, b"bytes", object()])
+def test_what_is_not_json_is_refused_wherever_it_hides(value: Any) -> None:
+    schema = {"type": "object", "properties": {"x": {"default": value}}}
+    with pytest.raises(SchemaError, match="not JSON"):
+        convert_request(
+            "chat", chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        )

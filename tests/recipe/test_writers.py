@@ -112,6 +112,19 @@ def test_another_parameter_than_input_gives_a_custom_tool_its_json(v41: RecipeTo
     assert shown == ['a\n"b"', '{"patch": "a\\n\\"b\\""}']
 
 
+def test_only_the_first_parameter_is_the_input_of_a_custom_tool() -> None:
+    body = {"model": MODEL, "input": "q", "tools": [{"type": "custom", "name": "apply_patch"}]}
+    parameters = "".join(
+        f'<{DSML} parameter name="{name}" string="true">{name}!</{DSML} parameter>\n'
+        for name in ("input", "more")
+    )
+    processor = StreamProcessor(convert_request("responses", body), AnswerIdentity("i", "m"))
+    processor.ready(1)
+    processor.text(f'</think><{DSML} invoke name="apply_patch">\n{parameters}</{DSML} invoke>')
+    processor.finish()
+    assert processor.body()["output"][0]["input"] == "input!"
+
+
 def test_text_and_ids_do_not_mix(v41: RecipeTokenizer) -> None:
     request = convert_request("chat", {"model": MODEL, **BODIES["chat"]})
     processor = StreamProcessor(request, AnswerIdentity("i", "m"), tokenizer=v41)
