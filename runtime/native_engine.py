@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from deepinfer.runtime.batch import Batch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from deepinfer.codegen.package.interface import Interface, Value
+    from deepinfer.codegen.package.interface import Interface
 
 # Error codes of runtime/native/abi.h
 _BAD_TABLE, _BAD_KERNELS, _NO_MEMORY, _OVER_LIMIT = 1, 2, 3, 4
@@ -140,7 +141,7 @@ class NativeEngine:
         self._pins = (_POINTER * (len(interface.pins) or 1))()
         self._pin_index = {name: i for i, (name, _) in enumerate(interface.pins)}
         self._pointer, self._rows, self._bytes = _POINTER(), _I64(), _I64()
-        self._views: dict[tuple[str, str], tuple[int, NDArray[Any]]] = {}
+        self._views: dict[tuple[str, str], NDArray[Any]] = {}
         self._names = {e: [(n, n.encode()) for n in outputs] for e, outputs in interface.outputs.items()}
 
     def bind(self, binding: Binding) -> None:
@@ -177,23 +178,19 @@ class NativeEngine:
     def _output(self, entry: str, name: str, raw: bytes) -> NDArray[Any]:
         self._runner.call("di_output", entry.encode(), raw, ctypes.byref(self._pointer), ctypes.byref(self._rows),
                           ctypes.byref(self._bytes))
-        address, view = self._views.get((entry, name), (0, None))
-        if view is None or address != self._pointer.value:
-            address = self._pointer.value or 0
-            view = self._view(self.interface.outputs[entry][name], address, self._bytes.value)
-            self._views[(entry, name)] = (address, view)
-        return view[: self._rows.value]
-
-    def _view(self, value: Value, address: int, row_bytes: int) -> NDArray[Any]:
+        value = self.interface.outputs[entry][name]
         kind = np.dtype(_NUMPY[value.dtype])
-        size = int(np.prod(value.dims, dtype=np.int64))
-        if row_bytes != size * kind.itemsize:
+        size, row = self._rows.value * self._bytes.value, math.prod(value.dims) * kind.itemsize
+        count, rest = divmod(size, row)
+        if rest:
             raise ArtifactError("launch table and manifest of the engine contradict each other",
-                                where=str(self._runner.lib), found=f"rows of {row_bytes} bytes for {value}",
-                                next_step="compile the engine again")
-        axis = {"T_kept": "kept", "T_wanted": "wanted", "S": "seq"}.get(value.rows, "step")
-        rows = self.interface.limits[axis]
-        return _memory(address, rows * row_bytes).view(kind).reshape(rows, *value.dims)
+                                where=str(self._runner.lib), found=f"{size} bytes of the output {name}",
+                                allowed=f"rows of {row} bytes", next_step="compile the engine again")
+        view = self._views.get((entry, name))
+        if view is None or len(view) < count:  # an output lies where it lay: only a longer one needs a longer view
+            view = _memory(self._pointer.value or 0, size).view(kind).reshape(count, *value.dims)
+            self._views[(entry, name)] = view
+        return view[:count]
 
     def state(self, name: str, unit: int) -> NDArray[np.uint8]:
         """Bytes of one ring slot or one cache block of a state, as a writable view."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from deepinfer.dsl.params import StoredTensor
 from deepinfer.errors import ArtifactError, SpecError
+from deepinfer.runtime import events
 from deepinfer.runtime.checkpoint import hub
 from deepinfer.runtime.checkpoint.headers import Place, read_places
 from deepinfer.runtime.checkpoint.room import Need, require_memory
@@ -21,7 +21,6 @@ from deepinfer.runtime.checkpoint.variants import refuse_variants
 LOCAL_VARIABLE = "DEEPINFER_HF_MODEL_DIR"
 _CONFIG, _QUANT = "config.json", "hf_quant_config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _local(model: str) -> Path | None:
         raise ArtifactError("the folder holds no copy of the checkpoint", where=LOCAL_VARIABLE, found=str(root),
                             allowed=f"a folder with {_CONFIG}, or with {model} in it",
                             next_step=f"correct {LOCAL_VARIABLE}, or unset it to use the hub")
-    log.info("checkpoint_local model=%s folder=%s", model, found[0])
+    events.info("checkpoint_local", model=model, folder=found[0])
     return found[0]
 
 
@@ -112,7 +111,7 @@ def _open_folder(name: str, folder: Path, weights: bool, need: Need | None) -> C
 
 def _open_hub(name: str, revision: str | None, weights: bool, need: Need | None) -> Checkpoint:
     found = hub.resolve(name, revision)
-    log.info("checkpoint_resolved model=%s revision=%s asked=%s", name, found.commit, revision or "main")
+    events.info("checkpoint_resolved", model=name, asked=revision or "main", revision=found.commit)
     folder = hub.fetch_texts(found)
     if not (folder / _CONFIG).is_file():
         raise ArtifactError("the repository has no config.json", where=name, next_step="name a model checkpoint")

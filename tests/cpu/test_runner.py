@@ -8,11 +8,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from deepinfer.codegen.package.interface import Interface, Parameter, Value
+from deepinfer.codegen.package.interface import Interface, Value
+from deepinfer.dsl.params import ParamDecl
+from deepinfer.dsl.types import i64, mxfp8
 from deepinfer.errors import ArtifactError, InternalError, PlanError
 from deepinfer.machine import cxx_compiler
 from deepinfer.runtime.batch import SEQUENCE, Batch
@@ -26,9 +29,9 @@ OUTPUTS = {"window": SUM, "upper": Value("T_kept", (), "i64"), "pages": Value("T
            "params": Value("S", (), "i64"), "pinned": Value("S", (2,), "i64"), "scratch": SUM,
            **{f"rows_{axis}": Value(axis, (5,), "i64") for axis in AXES}}
 INTERFACE = Interface(
-    {"step": 64, "kept": 64, "wanted": 24, "seq": 4}, block_tokens=8, lookback=2,
-    params=(Parameter("w.weight", (1,), "i64"), Parameter("experts.{e}.weight", (1,), "i64", stack=3, scaled=True)),
+    params=(ParamDecl("w.weight", (1,), i64), ParamDecl("experts.{e}.weight", (1, 8), mxfp8(1, 8), stack=3)),
     pins=(("chosen", 2),), outputs={"step": OUTPUTS, "draft": {"context": Value("S", (), "i64")}})
+LIMITS = SimpleNamespace(limits={"step": 64, "kept": 64, "wanted": 24, "seq": 4}, lookback=2)
 WINDOW = 4
 
 
@@ -85,7 +88,7 @@ def table_of(sequence: int, positions: int) -> np.ndarray:
 
 def feed(engine: NativeEngine, lengths: list[int], chunk: int) -> list[dict[str, list[int]]]:
     """Runs the sequences in chunks, all together; per sequence what each row gave."""
-    batch, results = Batch(INTERFACE), [dict[str, list[int]](window=[], pages=[], context=[]) for _ in lengths]
+    batch, results = Batch(LIMITS), [dict[str, list[int]](window=[], pages=[], context=[]) for _ in lengths]
     ids = [tokens(s, n) for s, n in enumerate(lengths)]
     tables = [table_of(s, n) for s, n in enumerate(lengths)]
     for c in range(0, max(lengths), chunk):
@@ -106,7 +109,7 @@ def feed(engine: NativeEngine, lengths: list[int], chunk: int) -> list[dict[str,
 
 def draft_of(batch: Batch) -> Batch:
     """The same sequences, each with two rows after what has just run."""
-    out, nothing = Batch(INTERFACE), np.zeros(0, np.int32)
+    out, nothing = Batch(LIMITS), np.zeros(0, np.int32)
     for s in batch.sequences[: batch.count]:
         out.add([1, 2], slot=s["slot"], c=s["c"] + s["rows"], blocks=nothing)
     return out
@@ -127,7 +130,7 @@ def test_windows_and_pages_do_not_depend_on_chunks_and_threads(lib: Path, thread
 
 def test_a_chunk_longer_than_the_ring_reads_old_rows_before_it_overwrites_them(lib: Path) -> None:
     engine, ids = opened(lib), tokens(0, 40)
-    batch = Batch(INTERFACE)
+    batch = Batch(LIMITS)
     for c, stop in ((0, 5), (5, 29), (29, 40)):
         batch.clear()
         batch.add(ids[c:stop], slot=0, c=c, blocks=table_of(0, 40), before=ids[:c])
@@ -136,7 +139,7 @@ def test_a_chunk_longer_than_the_ring_reads_old_rows_before_it_overwrites_them(l
 
 def test_rows_before_the_start_of_a_window_are_not_read(lib: Path) -> None:
     engine, ids = opened(lib), tokens(0, 20)
-    batch = Batch(INTERFACE)
+    batch = Batch(LIMITS)
     batch.add(ids[:9], slot=0, c=0, blocks=table_of(0, 20), kept=2, start_kept=7)
     assert engine.run("step", batch)["upper"].tolist() == [expected_window(ids, p, start=7) for p in (7, 8)]
     batch.clear()
@@ -150,7 +153,7 @@ def test_entries_below_the_floor_are_not_written(lib: Path) -> None:
     engine, ids = opened(lib), tokens(0, 16)
     before = engine.state("pages", 3)
     before[:] = 77
-    batch = Batch(INTERFACE)
+    batch = Batch(LIMITS)
     batch.add(ids[:16], slot=0, c=0, blocks=np.array([3, 14], np.int32), floor=8, wanted=1)
     engine.run("step", batch)
     assert set(engine.state("pages", 3).tolist()) == {77}
@@ -158,7 +161,7 @@ def test_entries_below_the_floor_are_not_written(lib: Path) -> None:
 
 
 def test_row_axes_follow_their_definitions(lib: Path) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     random = np.random.default_rng(0)
     for _ in range(40):
         batch.clear()
@@ -188,14 +191,14 @@ def test_row_axes_follow_their_definitions(lib: Path) -> None:
 
 def test_scratch_is_aligned_and_each_thread_s_own(lib: Path) -> None:
     engine, ids = opened(lib, threads=4), tokens(0, 60)
-    batch = Batch(INTERFACE)
+    batch = Batch(LIMITS)
     batch.add(ids, slot=0, c=0, blocks=table_of(0, 60))
     older = [-1, -1, *ids]
     assert engine.run("step", batch)["scratch"].tolist() == [ids[p] + p + older[p] for p in range(60)]
 
 
 def test_parameters_scales_and_pins_reach_kernels(lib: Path) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     for s in range(2):
         batch.add([1], slot=s, c=0, blocks=table_of(s, 1))
     assert engine.run("step", batch)["params"].tolist() == [5 + 10 + 40 + 90] * 2
@@ -214,7 +217,7 @@ def test_memory_is_told_before_it_is_taken(lib: Path) -> None:
 
 def test_profiling_times_every_launch_and_commit(lib: Path) -> None:
     for threads in (1, 2):
-        engine, batch = opened(lib, threads), Batch(INTERFACE)
+        engine, batch = opened(lib, threads), Batch(LIMITS)
         batch.add([1, 2], slot=0, c=0, blocks=table_of(0, 2))
         engine.profile(True)
         engine.run("step", batch)
@@ -236,7 +239,7 @@ def test_the_abi_number_is_the_header_s(lib: Path) -> None:
 
 # ---- refusals ----------------------------------------------------------------------------------------------------
 def one(lib: Path, **change: object) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     arguments: dict[str, object] = dict(slot=0, c=0, blocks=table_of(0, 8), wanted=1)
     batch.add([1, 2, 3], **(arguments | change))  # type: ignore[arg-type]
     engine.run("step", batch)
@@ -257,7 +260,7 @@ def test_a_bad_sequence_is_refused_with_value_and_range(lib: Path, change: dict[
 
 
 def test_two_sequences_cannot_share_a_slot(lib: Path) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     for s in range(2):
         batch.add([1], slot=3, c=0, blocks=table_of(s, 1))
     with pytest.raises(InternalError, match="sequence 1 of the batch: slot 3 is another sequence's"):
@@ -265,7 +268,7 @@ def test_two_sequences_cannot_share_a_slot(lib: Path) -> None:
 
 
 def test_too_many_rows_name_both_numbers(lib: Path) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     with pytest.raises(PlanError, match="more rows than the engine was compiled for; found 65; allowed 64"):
         batch.add([0] * 65, slot=0, c=0, blocks=table_of(0, 65))
     batch.add([0] * 30, slot=0, c=0, blocks=table_of(0, 30), wanted=25)
@@ -274,7 +277,7 @@ def test_too_many_rows_name_both_numbers(lib: Path) -> None:
 
 
 def test_an_output_of_a_failed_or_other_run_is_refused(lib: Path) -> None:
-    engine, batch = opened(lib), Batch(INTERFACE)
+    engine, batch = opened(lib), Batch(LIMITS)
     batch.add([1], slot=0, c=0, blocks=table_of(0, 1))
     engine.run("step", batch)
     with pytest.raises(InternalError, match="last run was not one of the entry draft"):
@@ -284,7 +287,7 @@ def test_an_output_of_a_failed_or_other_run_is_refused(lib: Path) -> None:
 
 
 def test_an_unbound_parameter_is_named(lib: Path) -> None:
-    engine, batch = NativeEngine(lib, INTERFACE, slots=1, blocks=8, threads=1), Batch(INTERFACE)
+    engine, batch = NativeEngine(lib, INTERFACE, slots=1, blocks=8, threads=1), Batch(LIMITS)
     batch.add([1], slot=0, c=0, blocks=np.zeros(1, np.int32))
     with pytest.raises(InternalError, match=r"tensor 0 of the parameter w\.weight is not bound"):
         engine.run("step", batch)
@@ -359,7 +362,7 @@ def limit_address_space(lib: Path) -> None:
 
 def test_a_run_allocates_nothing(lib: Path) -> None:
     """The heap of the process does not grow over many runs of changing shapes."""
-    engine, batch = opened(lib, threads=1), Batch(INTERFACE)
+    engine, batch = opened(lib, threads=1), Batch(LIMITS)
     libc = ctypes.CDLL(None)
     fields = [(f"f{i}", ctypes.c_size_t) for i in range(10)]
     libc.mallinfo2.restype = type("MallocInfo", (ctypes.Structure,), {"_fields_": fields})

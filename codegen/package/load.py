@@ -1,0 +1,109 @@
+"""``load_engine``: an engine folder, checked file by file, ready to be started with a checkpoint."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from deepinfer.accelerator import require_runnable
+from deepinfer.codegen.package.interface import Interface
+from deepinfer.codegen.package.manifest import read_manifest, rebuild_command
+from deepinfer.codegen.plan.memory_plan import Footprint
+from deepinfer.errors import ArtifactError
+from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
+from deepinfer.runtime.checkpoint.bind import bind_weights, require_same_config
+from deepinfer.runtime.checkpoint.room import Need
+from deepinfer.runtime.native.build import runner_abi
+from deepinfer.runtime.native_engine import Memory, NativeEngine, Runner, default_threads
+from deepinfer.runtime.plan import EnginePlan
+
+
+class EnginePackage:
+    """A compiled engine that is not running yet. Fulfils ``runtime.backend.Package``.
+
+    ``path``: its folder; ``manifest``: everything it says of itself; ``plan``: what the runtime schedules by.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self.plan = EnginePlan.from_dict(manifest["plan"], str(path))
+        self.interface = Interface.from_dict(manifest["interface"])
+        self.footprint = Footprint.from_dict(manifest["footprint"], str(path))
+
+    @property
+    def lib(self) -> Path:
+        return self.path / "lib"
+
+    def memory(self, slots: int, blocks: int, threads: int | None = None) -> Memory:
+        """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
+        runner = Runner(self.lib)
+        try:
+            return runner.memory(slots, blocks, threads or default_threads())
+        finally:
+            runner.close()
+
+    def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None, weights: bool = True,
+                   need: Need | None = None) -> Checkpoint:
+        """The checkpoint to run with: the one asked for, else the hub id that the engine was compiled from.
+
+        Raises ArtifactError when it belongs to another config than the engine.
+        """
+        model = self.manifest["model"]
+        if asked is None:
+            asked, revision = model["hub_id"], revision or model["revision"]
+        if asked is None:
+            raise ArtifactError("no checkpoint is named", where=str(self.path),
+                                allowed=["a checkpoint folder", *model["hub_ids"]],
+                                next_step="give one, or set DEEPINFER_HF_MODEL_DIR")
+        found = open_checkpoint(asked, revision=revision, weights=weights, need=need)
+        require_same_config(model["config"], found.config, model["unread_keys"], str(self.path),
+                            rebuild_command(self.manifest, self.path))
+        return found
+
+    def start(self, checkpoint: str | Path | Checkpoint | None = None, *, slots: int, blocks: int,
+              threads: int | None = None, progress: bool = True, check: str = "weights") -> NativeEngine:
+        """Take the memory, bind a checkpoint's weights, look at each once.
+
+        ``check``: how far weights are looked at for NaN, see ``runtime.checkpoint.scan``. Raises ArtifactError,
+        PlanError in one sentence.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            sizes = self.footprint.sizes
+            need = Need(sizes.weight_bytes, sizes.table_bytes, self.memory(slots, blocks, threads).total)
+            checkpoint = self.checkpoint(checkpoint, need=need)
+        engine = NativeEngine(self.lib, self.interface, slots=slots, blocks=blocks, threads=threads)
+        model = self.manifest["model"]
+        try:
+            engine.bind(bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,
+                                     progress=progress))
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
+def load_engine(path: str | Path) -> EnginePackage:
+    """The engine in a folder, or in the folder of an imported engine's ``__init__.py``.
+
+    Raises ArtifactError in one sentence: no engine, another format (which version wrote it, which command rebuilds
+    it), a damaged file by name, another target or machine.
+    """
+    folder = Path(path).expanduser()
+    folder = folder.parent if folder.name == "__init__.py" else folder
+    manifest = read_manifest(folder)
+    require_runnable(manifest["target"], str(folder))
+    if manifest["machine"] != platform.machine():
+        raise ArtifactError("the engine was compiled on another kind of machine", where=str(folder),
+                            found=manifest["machine"], allowed=platform.machine(),
+                            next_step=f"compile again here: {rebuild_command(manifest, folder)}")
+    if manifest["runner_abi"] != runner_abi():
+        raise ArtifactError("the engine's runner speaks another ABI than this version", where=str(folder),
+                            found=f"ABI {manifest['runner_abi']}, written by {manifest['version']}",
+                            allowed=f"ABI {runner_abi()}",
+                            next_step=f"compile again: {rebuild_command(manifest, folder)}")
+    try:
+        return EnginePackage(folder, manifest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError("the engine's manifest lacks something", where=str(folder), found=error,
+                            next_step=f"compile again: {rebuild_command(manifest, folder)}") from None

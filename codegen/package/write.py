@@ -1,0 +1,119 @@
+"""Engine folders: written aside, synced, renamed; an engine is there whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import keyword
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import deepinfer
+from deepinfer.codegen.cache import Cache, sync
+from deepinfer.codegen.package.contents import EngineContents
+from deepinfer.codegen.package.manifest import NAME, is_engine, seal
+from deepinfer.codegen.package.wheel import write_wheel
+from deepinfer.errors import ArtifactError, InternalError, SpecError
+from deepinfer.machine import cxx_compiler
+from deepinfer.runtime.native.build import LIBRARY, build_runner, compiler_name
+
+_INIT = Path(__file__).with_name("engine_init.py")
+_THIRD_PARTY = """\
+lib/runner.so contains parts of libstdc++ and libgcc, which are distributed under the GNU General Public License,
+version 3, with the GCC Runtime Library Exception, version 3.1: https://www.gnu.org/licenses/gcc-exception-3.1.html
+"""
+
+
+def check_out(out: Path) -> None:
+    """Raises SpecError when ``out`` could not be imported, ArtifactError when it holds anything but an engine.
+
+    Worth asking before a long compile; ``write_engine`` asks again.
+    """
+    name = out.absolute().name
+    if not name.isidentifier() or keyword.iskeyword(name) or name == "deepinfer":
+        raise SpecError("the engine folder's name is what users import, so it has to be a free Python identifier",
+                        where="--out", found=name, allowed="letters, digits and _, not beginning with a digit",
+                        next_step=f"for example {out.with_name('my_engine')}")
+    if out.exists() and not is_engine(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise ArtifactError("the folder holds something that is no engine, and is not overwritten", where=str(out),
+                            next_step="name another folder")
+
+
+def write_engine(contents: EngineContents, out: Path, *, wheel: bool = False,
+                 cache: Cache | None = None) -> tuple[Path, Path | None]:
+    """Write the engine folder ``out`` (replacing an engine that is there) and with ``wheel`` a wheel beside it.
+
+    Returns both paths. Raises SpecError, ArtifactError as ``check_out`` does; an OSError leaves nothing behind.
+    """
+    check_out(out)
+    place = out.absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.making-", dir=place.parent))
+    try:
+        aside.chmod(0o755)
+        _fill(aside, contents, cache or Cache())
+        for path in sorted(aside.rglob("*"), reverse=True):
+            sync(path)
+        sync(aside)
+        _exchange(aside, place)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return out, write_wheel(place, place.parent) if wheel else None
+
+
+def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:
+    runner = build_runner(cache)
+    lib, src, licenses = folder / "lib", folder / "src", folder / "licenses"
+    for made in (lib, src, licenses):
+        made.mkdir()
+    for name, file in {**contents.binary.files, LIBRARY: runner.files[LIBRARY]}.items():
+        shutil.copyfile(file, lib / name)
+        (lib / name).chmod(0o755)
+    _write(lib / "launch.txt", contents.plan.lowered.table.text())
+    for name, text in contents.sources().items():
+        _write(src / name, text)
+    for name, text in _licences().items():
+        _write(licenses / name, text)
+    _write(folder / "explain.json", json.dumps(contents.explanation(), indent=1, sort_keys=True) + "\n")
+    _write(folder / "__init__.py", _INIT.read_text(encoding="utf-8"))
+    (folder / NAME).write_bytes(seal(contents.manifest(compiler_name(cxx_compiler())), folder))
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _licences() -> dict[str, str]:
+    """Texts of this project's licence and notice, from its source tree or its installation."""
+    root = Path(deepinfer.__file__).parent.parent
+    try:
+        installed = importlib.metadata.files(deepinfer.DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        installed = []
+    found = {}
+    for name in ("LICENSE", "NOTICE"):
+        places = [root / name, *(Path(str(f.locate())) for f in installed if f.name == name)]
+        file = next((p for p in places if p.is_file()), None)
+        if file is None:
+            raise InternalError(f"this installation of {deepinfer.DISTRIBUTION} lacks its {name}")
+        found[name] = file.read_text(encoding="utf-8")
+    return found | {"THIRD_PARTY": _THIRD_PARTY}
+
+
+def _exchange(aside: Path, place: Path) -> None:
+    """The new folder takes the place; an old engine is moved away first and removed after."""
+    old = None
+    if place.exists():
+        old = aside.with_name(aside.name + ".old")
+        os.rename(place, old)
+    try:
+        os.rename(aside, place)
+    except OSError:
+        if old is not None:
+            os.rename(old, place)
+        raise
+    sync(place.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
