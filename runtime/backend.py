@@ -17,7 +17,13 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Engine(Protocol):
-    """A model with weights and memory. One ``run`` at a time; nothing is allocated in it."""
+    """A model with weights and memory. One ``run`` at a time; nothing is allocated in it.
+
+    ``checkpoint``: the folder whose weights are bound (config and tokenizer lie beside them).
+    """
+
+    @property
+    def checkpoint(self) -> Path | None: ...
 
     def run(self, entry: str, batch: Batch, pins: Mapping[str, NDArray[np.int32]] | None = None) -> Outputs:
         """One step of ``entry`` for a batch: outputs by name, [rows of the output's axis, ...].
@@ -53,9 +59,10 @@ class Package(Protocol):
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
         ...
 
-    def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
+    def start(self, checkpoint: str | Path, *, slots: int, blocks: int, threads: int | None = None,
               progress: bool = True) -> Engine:
-        """Take the memory and bind a checkpoint's weights; ArtifactError or PlanError in one sentence."""
+        """Open a checkpoint (folder or hub id), take the memory and bind the weights; ArtifactError or PlanError in
+        one sentence."""
         ...
 
 

@@ -15,6 +15,7 @@ from deepinfer.accelerator import require_runnable
 from deepinfer.errors import ArtifactError, PlanError, RequestError
 from deepinfer.runtime import events
 from deepinfer.runtime.backend import Package
+from deepinfer.runtime.checkpoint.checkpoint import LOCAL_VARIABLE
 from deepinfer.runtime.checkpoint.room import available_memory
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Metrics
@@ -26,7 +27,6 @@ from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
 
-CHECKPOINT_VARIABLE = "DEEPINFER_HF_MODEL_DIR"
 Prompt = str | Sequence[int]
 _CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
 
@@ -36,7 +36,8 @@ class LLM:
 
     Args:
         engine: an engine folder, the imported engine, or what ``deepinfer.load_engine`` returned.
-        checkpoint: a checkpoint folder or a hub id; None: the folder that ``DEEPINFER_HF_MODEL_DIR`` names.
+        checkpoint: a checkpoint folder or a hub id; None: the folder that ``DEEPINFER_HF_MODEL_DIR`` names, else the
+            model's own hub id.
         tokenizer: None for the checkpoint's own, a path, or an object with ``encode`` and ``decode``. Without any,
             prompts are token ids and answers have no text.
         max_num_seqs: sequences with memory at the same time, sessions among them; at most what was compiled for.
@@ -57,12 +58,12 @@ class LLM:
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
-        folder = checkpoint_folder(checkpoint)
-        slots = _slots(self.plan, max_num_seqs)
+        name, slots = _named(checkpoint, self.plan), _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
-        running = package.start(folder or checkpoint, slots=slots, blocks=blocks, threads=threads, progress=progress)
-        self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=end_ids(folder),
-                               text=load_text_side(tokenizer, folder), seed=seed, spill_bytes=spill_bytes)
+        running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
+        text = load_text_side(tokenizer, running.checkpoint)
+        self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=end_ids(running.checkpoint),
+                               text=text, seed=seed, spill_bytes=spill_bytes)
         self._ids = itertools.count()
         events.info("engine_started", model=self.plan.model, target=self.plan.target, slots=slots, blocks=blocks,
                     block_tokens=self.plan.block_tokens, max_model_len=self.plan.max_model_len)
@@ -180,18 +181,13 @@ class LLM:
                 self.core.abort(r.request_id)
 
 
-def checkpoint_folder(checkpoint: str | Path | None) -> Path | None:
-    """The local folder of a checkpoint, if it has one: the argument, else what ``DEEPINFER_HF_MODEL_DIR`` names.
-
-    Raises ArtifactError when the variable names no folder.
-    """
-    if checkpoint is None:
-        named = os.environ.get(CHECKPOINT_VARIABLE, "")
-        if named and not Path(named).is_dir():
-            raise ArtifactError("there is no such folder", where=CHECKPOINT_VARIABLE, found=named,
-                                next_step="set it to a checkpoint folder, or unset it")
-        return Path(named) if named else None
-    return Path(checkpoint) if Path(checkpoint).is_dir() else None
+def _named(checkpoint: str | Path | None, plan: EnginePlan) -> str | Path:
+    """What to load: the argument, else the folder of ``DEEPINFER_HF_MODEL_DIR``, else the model's home on the hub."""
+    name = checkpoint or os.environ.get(LOCAL_VARIABLE) or plan.hub_id
+    if not name:
+        raise ArtifactError("no checkpoint is named", where="checkpoint", allowed="a checkpoint folder or a hub id",
+                            next_step=f"give LLM one, or set {LOCAL_VARIABLE}")
+    return name
 
 
 def _package(engine: str | Path | ModuleType | Package) -> Package:

@@ -88,6 +88,7 @@ class WitnessEngine:
         self.rows = {s.name: s.rows - (shorter or {}).get(s.name, 0) for s in plan.states}
         self.ratio = next(s.ratio for s in plan.states if s.name == "pooled")
         self.runs = 0
+        self.checkpoint: Path | None = None
         self.broken_ids: set[int] = set()  # a row with such an id gets NaN logits
         self.closed = False
 
@@ -239,9 +240,10 @@ class WitnessPackage:
         size = sum(s.unit_bytes * (slots if s.kind == RING else blocks) for s in self.plan.states)
         return Need(size)
 
-    def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
+    def start(self, checkpoint: str | Path, *, slots: int, blocks: int, threads: int | None = None,
               progress: bool = True) -> WitnessEngine:
         self.engine = WitnessEngine(self.plan, slots, blocks)
+        self.engine.checkpoint = Path(checkpoint)
         return self.engine
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import deepinfer
 from deepinfer import runtime
 from deepinfer.accelerator import VARIABLE
 from deepinfer.errors import ArtifactError, PlanError, RequestError
-from deepinfer.runtime.llm import CHECKPOINT_VARIABLE, LLM
+from deepinfer.runtime.checkpoint.checkpoint import LOCAL_VARIABLE
+from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.sampling_params import SamplingParams
 
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "v41_a_f32"
@@ -182,10 +184,12 @@ def test_an_imported_engine_and_a_loaded_one_are_the_same(monkeypatch: pytest.Mo
 
 
 def test_the_checkpoint_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHECKPOINT_VARIABLE, str(CASE))
+    monkeypatch.setenv(LOCAL_VARIABLE, str(CASE))
     assert LLM(WitnessPackage(PLAN)).generate("hello", GREEDY, progress=False)[0].text
-    monkeypatch.setenv(CHECKPOINT_VARIABLE, "/nowhere")
-    with pytest.raises(ArtifactError, match=f"{CHECKPOINT_VARIABLE}: there is no such folder; found /nowhere"):
+    monkeypatch.delenv(LOCAL_VARIABLE)
+    at_home = LLM(WitnessPackage(replace(PLAN, hub_id="made/up")))
+    assert at_home.core.engine.checkpoint == Path("made/up")
+    with pytest.raises(ArtifactError, match="checkpoint: no checkpoint is named"):
         LLM(WitnessPackage(PLAN))
 
 
@@ -249,11 +253,11 @@ def test_a_tokenizer_may_be_given_in_any_form(tokenizer: Tokenizer) -> None:
 
         def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-    texts = {LLM(WitnessPackage(PLAN), tokenizer=t).generate("hello", GREEDY, progress=False)[0].text
+    texts = {LLM(WitnessPackage(PLAN), CASE, tokenizer=t).generate("hello", GREEDY, progress=False)[0].text
              for t in (tokenizer, CASE, str(CASE / "tokenizer.json"), Foreign())}
     assert len(texts) == 1
     with pytest.raises(ArtifactError, match="tokenizer: not a tokenizer; found int"):
-        LLM(WitnessPackage(PLAN), tokenizer=3)
+        LLM(WitnessPackage(PLAN), CASE, tokenizer=3)
 
 
 # ---- what people look at ------------------------------------------------------------------------------------------
