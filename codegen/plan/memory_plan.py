@@ -11,7 +11,7 @@ from deepinfer.codegen.plan.cache_plan import CachePlan
 from deepinfer.codegen.plan.launch import LaunchTable
 from deepinfer.dsl.model import Model
 from deepinfer.dsl.params import ParamDecl, StoredTensor
-from deepinfer.errors import ArtifactError, PlanError, SpecError
+from deepinfer.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,16 @@ class CheckpointSizes:
     def weight_bytes(self) -> int:
         """What the engine reads, and what it makes from it, lookup tables left out."""
         return sum(g.bytes for g in self.groups if not g.table) + self.derived_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> CheckpointSizes:
+        """What ``as_dict`` wrote."""
+        return CheckpointSizes(tuple(StorageGroup(**g) for g in raw["groups"]),
+                               tuple(IgnoredGroup(**g) for g in raw["ignored"]), raw["derived_bytes"])
 
 
 def checkpoint_sizes(model: Model, headers: Mapping[str, StoredTensor] | None = None) -> CheckpointSizes:
@@ -129,7 +139,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Everything about a model's size that does not depend on how many sequences run; part of an engine's manifest.
+    """Everything about a model's size that does not depend on how many sequences run.
 
     ``step`` is None where no target was compiled for. ``ignored_keys``: config keys that are not read, and why.
     """
@@ -151,23 +161,6 @@ class Footprint:
         return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
                           _aligned(self.step.arena) if self.step else None,
                           threads * _aligned(self.step.scratch) if self.step else None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"sizes": asdict(self.sizes), "cache": self.cache.as_dict(), "ignored_keys": dict(self.ignored_keys),
-                "step": asdict(self.step) if self.step else None}
-
-    @staticmethod
-    def from_dict(raw: Mapping[str, Any], where: str = "manifest.json") -> Footprint:
-        """What ``as_dict`` wrote; ArtifactError when it is not that."""
-        try:
-            s = raw["sizes"]
-            sizes = CheckpointSizes(tuple(StorageGroup(**g) for g in s["groups"]),
-                                    tuple(IgnoredGroup(**g) for g in s["ignored"]), s["derived_bytes"])
-            return Footprint(sizes, CachePlan.from_dict(raw["cache"]),
-                             StepMemory(**raw["step"]) if raw["step"] else None, dict(raw["ignored_keys"]))
-        except (KeyError, TypeError, AttributeError, SpecError) as error:
-            raise ArtifactError("the sizes in the manifest are damaged", where=where, found=error,
-                                next_step="compile the engine again") from None
 
 
 def footprint(model: Model, cache: CachePlan, table: LaunchTable | None = None,
