@@ -59,10 +59,12 @@ class Package(Protocol):
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
         ...
 
-    def start(self, checkpoint: str | Path, *, slots: int, blocks: int, threads: int | None = None,
+    def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
               progress: bool = True) -> Engine:
-        """Open a checkpoint (folder or hub id), take the memory and bind the weights; ArtifactError or PlanError in
-        one sentence."""
+        """Open a checkpoint (folder, hub id, or None for the engine's own), take the memory and bind the weights.
+
+        Raises ArtifactError or PlanError in one sentence.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer.accelerator import require_runnable
-from deepinfer.errors import ArtifactError, PlanError, RequestError
+from deepinfer.errors import PlanError, RequestError
 from deepinfer.runtime import events
 from deepinfer.runtime.backend import Package
 from deepinfer.runtime.checkpoint.checkpoint import LOCAL_VARIABLE
@@ -37,7 +37,7 @@ class LLM:
     Args:
         engine: an engine folder, the imported engine, or what ``deepinfer.load_engine`` returned.
         checkpoint: a checkpoint folder or a hub id; None: the folder that ``DEEPINFER_HF_MODEL_DIR`` names, else the
-            model's own hub id.
+            hub id that the engine was compiled from.
         tokenizer: None for the checkpoint's own, a path, or an object with ``encode`` and ``decode``. Without any,
             prompts are token ids and answers have no text.
         max_num_seqs: sequences with memory at the same time, sessions among them; at most what was compiled for.
@@ -58,7 +58,7 @@ class LLM:
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
-        name, slots = _named(checkpoint, self.plan), _slots(self.plan, max_num_seqs)
+        name, slots = checkpoint or os.environ.get(LOCAL_VARIABLE) or None, _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
         running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
         text = load_text_side(tokenizer, running.checkpoint)
@@ -179,15 +179,6 @@ class LLM:
         finally:
             for r in open_requests:
                 self.core.abort(r.request_id)
-
-
-def _named(checkpoint: str | Path | None, plan: EnginePlan) -> str | Path:
-    """What to load: the argument, else the folder of ``DEEPINFER_HF_MODEL_DIR``, else the model's home on the hub."""
-    name = checkpoint or os.environ.get(LOCAL_VARIABLE) or plan.hub_id
-    if not name:
-        raise ArtifactError("no checkpoint is named", where="checkpoint", allowed="a checkpoint folder or a hub id",
-                            next_step=f"give LLM one, or set {LOCAL_VARIABLE}")
-    return name
 
 
 def _package(engine: str | Path | ModuleType | Package) -> Package:

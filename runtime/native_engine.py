@@ -125,9 +125,9 @@ class Runner:
 class NativeEngine:
     """An engine with its memory: ``slots`` sequences, ``blocks`` cache blocks, ``threads`` threads.
 
-    ``lib``: the engine's ``lib`` folder; ``interface``: from its manifest. Everything is allocated here and nothing
-    in ``run``. Not thread-safe: one ``run`` at a time. Raises ArtifactError for a damaged engine, PlanError when the
-    memory cannot be had.
+    ``lib``: the engine's ``lib`` folder; ``interface``: from its manifest; ``checkpoint``: the folder whose weights are
+    bound. Everything is allocated here and nothing in ``run``. Not thread-safe: one ``run`` at a time. Raises
+    ArtifactError for a damaged engine, PlanError when the memory cannot be had.
     """
 
     def __init__(self, lib: str | Path, interface: Interface, *, slots: int, blocks: int,
@@ -138,6 +138,7 @@ class NativeEngine:
         self.memory = self._runner.memory(slots, blocks, self.threads)
         self._runner.call("di_allocate", slots, blocks, self.threads)
         self._bound: Binding | None = None
+        self.checkpoint: Path | None = None
         self._pins = (_POINTER * (len(interface.pins) or 1))()
         self._pin_index = {name: i for i, (name, _) in enumerate(interface.pins)}
         self._pointer, self._rows, self._bytes = _POINTER(), _I64(), _I64()

@@ -72,7 +72,6 @@ class EnginePlan:
             wanted row adds one.
         least_keep: fewest kept rows that the model's training allows (``exact_keep`` without such a licence).
         rerun: rows that run again in front of a prefix hit whose windows are gone.
-        hub_id: where the model's official weights are.
     """
 
     model: str
@@ -93,7 +92,6 @@ class EnginePlan:
     exact_keep: int = 1
     least_keep: int = 1
     rerun: int = 0
-    hub_id: str = ""
 
     def __post_init__(self) -> None:
         cut = [s.name for s in self.states if s.kind == PAGED and self.block_tokens % s.ratio]
@@ -189,5 +187,4 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
         states=tuple(states), pins=pins, entries=tuple(graphs), draft_tokens=clock.draft,
         draft_filler=model.draft_filler, lookback=clock.lookback, replay=options.replay,
         exact_keep=clock.exact_keep, least_keep=clock.least_keep,
-        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun,
-        hub_id=model.hub_ids[0] if model.hub_ids else "")
+        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun)

@@ -240,10 +240,10 @@ class WitnessPackage:
         size = sum(s.unit_bytes * (slots if s.kind == RING else blocks) for s in self.plan.states)
         return Need(size)
 
-    def start(self, checkpoint: str | Path, *, slots: int, blocks: int, threads: int | None = None,
+    def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
               progress: bool = True) -> WitnessEngine:
         self.engine = WitnessEngine(self.plan, slots, blocks)
-        self.engine.checkpoint = Path(checkpoint)
+        self.engine.checkpoint = Path(checkpoint) if checkpoint else None
         return self.engine
 
 

@@ -77,6 +77,7 @@ class EnginePackage:
         try:
             engine.bind(bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,
                                      progress=progress))
+            engine.checkpoint = checkpoint.folder
         except BaseException:
             engine.close()
             raise
