@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.dsl.graph import Node
-from deepinfer.dsl.interpreter.context import Context, Value, implements, paged, ring, tensor
+from deepinfer.dsl.interpreter.context import Context, Value, implements, on_rows, paged, ring, tensor
 from deepinfer.dsl.interpreter.formats import rounded
 from deepinfer.dsl.types import Dim, DType, Rows
 from deepinfer.errors import InternalError
@@ -123,8 +123,9 @@ def _attend(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
 # ---- choosing entries --------------------------------------------------------------------------------------
 @implements("index_score")
 def _index_score(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
-    q, keys, w = tensor(args[0]), paged(args[1]).rows, tensor(args[2])
-    _, at = _positions(ctx, n)
+    rows, at = _positions(ctx, n)
+    q, w = on_rows(ctx, n.inputs[0], args[0], rows), on_rows(ctx, n.inputs[2], args[2], rows)
+    keys = paged(args[1]).rows
     dots = torch.einsum("rhd,ld->rhl", q, keys)
     if n.attrs["rounds"]:
         held = DType.parse(n.attrs["rounds"])

@@ -13,6 +13,7 @@ from deepinfer.dsl.interpreter.frame import Frame
 from deepinfer.dsl.interpreter.state import Entries, Ring, StateValue
 from deepinfer.dsl.interpreter.weights import Weights
 from deepinfer.dsl.state import State
+from deepinfer.dsl.types import Rows
 from deepinfer.errors import InternalError
 
 Value = Tensor | StateValue
@@ -95,3 +96,11 @@ def aligned(nodes: Sequence[Node], values: Sequence[Value]) -> list[Tensor]:
             t = t.reshape(t.shape[0], *[1] * (width - rank), *t.shape[1:])
         out.append(t)
     return out
+
+
+def on_rows(ctx: Context, n: Node, v: Value, rows: Rows | None) -> Tensor:
+    """The value of ``n`` with a leading row dim; a value without rows is the same in every row of ``rows``."""
+    t = tensor(v)
+    if n.type.rows is not None or rows is None:
+        return t
+    return t.expand(ctx.frame.count(rows), *t.shape)

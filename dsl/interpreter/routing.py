@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.dsl.graph import Node
-from deepinfer.dsl.interpreter.context import Context, Value, first_largest, implements, row_dims, tensor
+from deepinfer.dsl.interpreter.context import Context, Value, first_largest, implements, on_rows, tensor
 from deepinfer.dsl.types import STEP
 from deepinfer.errors import InternalError
 
@@ -24,10 +24,10 @@ def _contract(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
 
 @implements("grouped_contract")
 def _grouped_contract(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
-    x, experts, w = (tensor(a) for a in args)
-    slots = experts.shape[-1]
+    x, experts = (on_rows(ctx, i, v, n.type.rows) for i, v in zip(n.inputs[:2], args[:2], strict=True))
+    w = tensor(args[2])
     if len(n.inputs[0].type.dims) == 1:
-        x = x.unsqueeze(-2).expand(*x.shape[:-1], slots, x.shape[-1])
+        x = x.unsqueeze(-2).expand(*x.shape[:-1], experts.shape[-1], x.shape[-1])
     _check_index(experts, w.shape[0], "experts")
     out = torch.zeros(*experts.shape, w.shape[1], dtype=x.dtype)
     for e in experts.unique().tolist():
@@ -45,11 +45,9 @@ def _gather(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
 
 @implements("take")
 def _take(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
-    values, index = tensor(args[0]), tensor(args[1]).long()
+    values, index = (on_rows(ctx, i, v, n.type.rows) for i, v in zip(n.inputs, args, strict=True))
     _check_index(index, values.shape[-1], "values")
-    if not row_dims(n.inputs[0]):
-        return values[index]
-    return values.gather(-1, index)
+    return values.gather(-1, index.long())
 
 
 def _check_index(index: Tensor, size: int, what: str) -> None:
