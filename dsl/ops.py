@@ -171,7 +171,7 @@ def _round(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(x.type.rows, x.type.dims, DType.parse(attrs["dtype"]))
 
 
-@op("encode", "tile", "dtype: quantise the last dim into a storage format (spec of each format: dsl/formats.py)")
+@op("encode", "tile", "dtype: quantise the last dim into a storage format (the formats in numbers: dsl/interpreter/formats.py)")
 def _encode(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     (x,) = inputs
     t = DType.parse(attrs["dtype"])
@@ -324,7 +324,7 @@ def _within(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
 
 @op("attend", "attention",
     "(q [H, D], sink [H] or none, source operands...) sources, scale, rounds, kv_heads: one softmax over "
-    "all sources; see dsl/attention.py")
+    "all sources; see functional.attend")
 def _attend(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     q = inputs[0]
     _need(q, len(q.type.dims) == 2, "[heads, head_dim]")

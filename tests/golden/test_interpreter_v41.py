@@ -10,7 +10,7 @@ from golden.cases import V41, Case, as_mask, load_case, row_errors, same_argmax
 from torch import Tensor
 
 from deepinfer.dsl.graph import Node
-from deepinfer.dsl.interpreter import ReferenceSession, Result, Ring, Value
+from deepinfer.dsl.interpreter import ReferenceSession, Result, Ring, Value, derived_values
 from deepinfer.dsl.types import f32
 
 # Golden tensors are f32 images of f64 values; states of cache_format=f32 hold f32 as well. Logits stay below 16, where
@@ -116,6 +116,11 @@ def test_bf16_values_are_held_in_bf16(case: Case) -> None:
     for node, value in session.watched:
         assert isinstance(value, Tensor)
         assert torch.equal(value, value.bfloat16().float()), node
+
+
+def test_token_classes_are_the_golden_ones(case: Case) -> None:
+    assert torch.equal(derived_values(case.program(profile="wide"), case.folder)["token_classes"],
+                       case.golden["token_map"].long())
 
 
 # ---- selections and values inside -----------------------------------------------------------------------------------

@@ -199,6 +199,8 @@ def test_top_k_breaks_ties_to_the_lower_index_and_marks_missing() -> None:
     inf = math.inf
     out = run(lambda: output("k", top_k(const([2.0, 5.0, 5.0, -inf, 7.0, 2.0]), 6)))
     assert out["k"].tolist() == [4, 1, 2, 0, 5, -1]
+    many = run(lambda: output("k", top_k(const([1.0, 0.0] * 3000), 3100)))["k"].tolist()
+    assert many == [*range(0, 6000, 2), *range(1, 200, 2)]
 
 
 def test_a_pinned_selection_replaces_what_is_found_on_the_rows_of_the_node() -> None:
