@@ -171,7 +171,7 @@ def _round(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(x.type.rows, x.type.dims, DType.parse(attrs["dtype"]))
 
 
-@op("encode", "tile", "dtype: quantise the last dim into a storage format (the formats in numbers: dsl/interpreter/formats.py)")
+@op("encode", "tile", "dtype: quantise the last dim into a storage format (numbers: dsl/interpreter/formats.py)")
 def _encode(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     (x,) = inputs
     t = DType.parse(attrs["dtype"])
