@@ -11,7 +11,7 @@ from deepinfer.codegen.plan.cache_plan import CachePlan
 from deepinfer.codegen.plan.launch import LaunchTable
 from deepinfer.dsl.model import Model
 from deepinfer.dsl.params import ParamDecl, StoredTensor
-from deepinfer.errors import PlanError
+from deepinfer.errors import ArtifactError, PlanError, SpecError
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Everything about a model's size that does not depend on how many sequences run.
+    """Everything about a model's size that does not depend on how many sequences run; part of an engine's manifest.
 
     ``step`` is None where no target was compiled for. ``ignored_keys``: config keys that are not read, and why.
     """
@@ -161,6 +161,22 @@ class Footprint:
         return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
                           _aligned(self.step.arena) if self.step else None,
                           threads * _aligned(self.step.scratch) if self.step else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"sizes": self.sizes.as_dict(), "cache": self.cache.as_dict(),
+                "step": asdict(self.step) if self.step else None, "ignored_keys": dict(self.ignored_keys)}
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], where: str = "manifest.json") -> Footprint:
+        """What ``as_dict`` wrote; ArtifactError when it is not that."""
+        try:
+            step = StepMemory(**raw["step"]) if raw["step"] else None
+            return Footprint(CheckpointSizes.from_dict(raw["sizes"]), CachePlan.from_dict(raw["cache"]), step,
+                             dict(raw["ignored_keys"]))
+        except (KeyError, TypeError, AttributeError, SpecError) as error:
+            raise ArtifactError("the sizes of the engine are damaged", where=where, found=error,
+                                next_step="compile the engine again") from None
 
 
 def footprint(model: Model, cache: CachePlan, table: LaunchTable | None = None,

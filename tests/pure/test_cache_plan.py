@@ -23,7 +23,7 @@ from deepinfer.codegen.plan.memory_plan import (
 )
 from deepinfer.dsl import Config, EngineOptions, GroupTail, Model, Paged, StoredTensor, Window
 from deepinfer.dsl.model import trace
-from deepinfer.errors import PlanError
+from deepinfer.errors import ArtifactError, PlanError
 from deepinfer.model_specs.registry import build_model
 
 CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
@@ -184,11 +184,17 @@ def footprint_of(name: str) -> Footprint:
     return replace(footprint(model, cache_), step=StepMemory(arena=1000, scratch=24))
 
 
-def test_sizes_and_plan_survive_the_manifest() -> None:
+def test_a_footprint_survives_the_manifest() -> None:
     found = footprint_of(FLASH)
-    written = json.loads(json.dumps([found.sizes.as_dict(), found.cache.as_dict()]))
-    assert CheckpointSizes.from_dict(written[0]) == found.sizes
-    assert CachePlan.from_dict(written[1]) == found.cache
+    assert Footprint.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert Footprint.from_dict(replace(found, step=None).as_dict()).step is None
+
+
+@pytest.mark.parametrize("damage", [
+    {"sizes": {}}, {"cache": {"clock": {}, "paged": [], "rings": []}}, {"step": {"a": 1}}])
+def test_a_damaged_footprint_is_refused(damage: dict[str, object]) -> None:
+    with pytest.raises(ArtifactError, match=r"^engines/x: .* damaged; .*compile the engine again"):
+        Footprint.from_dict(footprint_of(FLASH).as_dict() | damage, "engines/x")
 
 
 def test_config_keys_that_are_not_read_give_a_reason() -> None:
