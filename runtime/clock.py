@@ -169,16 +169,17 @@ class Clock:
                                allowed=f"{least}..{self.n}", next_step="fork() before feeding, or feed again")
         self.t = self.n = self.row = to
 
-    def adopt(self, floor: int) -> None:
-        """A prefix hit without windows: of the rows so far only the entries of positions below ``floor`` stay. The rows
-        in front of it run again before any new one, to fill the rings; they write no entries."""
+    def adopt(self, floor: int, rerun: int | None = None) -> None:
+        """A prefix hit without windows: of the rows so far only the entries of positions below ``floor`` stay. The
+        ``rerun`` rows in front of it (None: as many as the plan says) run again before any new one, to fill the rings;
+        they write no entries."""
         self._need(self.row == self.n and not self.verifying, "adopt")
         unit = self.plan.entry_positions
         if floor % unit or not 0 <= floor <= self.n:
             raise RequestError("the cache cannot be cut there", where="adopt", found=floor,
                                allowed=f"0..{self.n}" + (f" in steps of {unit}" if unit > 1 else ""))
         self.t = self.n = self.w = self.h = floor
-        self.row = max(0, floor - self.plan.rerun)
+        self.row = max(0, floor - (self.plan.rerun if rerun is None else rerun))
         self.starts = {STEP: self.row, KEPT: self.row}
         if self.row > 0:
             self.log.append(Replayed(STEP, self.row, floor))

@@ -121,15 +121,18 @@ class Session:
             return Draft(*(np.array(got[name][0]) for name in ("tokens", "draft_logits", "base_logits", "confidence")))
 
     # ---- history ------------------------------------------------------------------------------------------------
-    def adopt(self, tokens: int) -> None:
+    def adopt(self, tokens: int, *, rerun: int | None = None) -> None:
         """A prefix hit: of what was fed keep the cache entries of the first ``tokens`` positions and nothing else.
 
-        The next ``feed`` runs as many rows in front of its ids again as the model needs; they write no entries and
-        their logits do not come back.
+        The next ``feed`` runs the ``rerun`` rows in front of its ids again (None: as many as the model's training
+        allows, or as make the result exact); they write no entries and their logits do not come back.
         """
         with self._core.lock:
             holding = self._alive()
-            self._clock.adopt(tokens)
+            if rerun is not None and rerun < self._core.plan.window:
+                raise RequestError("a row reads a whole window", where="rerun", found=rerun,
+                                   allowed=f">= {self._core.plan.window}")
+            self._clock.adopt(tokens, rerun)
             self._ids.cut(tokens)
             self._core.memory.shorten(holding, tokens)
 
