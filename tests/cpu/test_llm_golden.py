@@ -149,5 +149,6 @@ def test_pinned_selections_are_the_ones_that_count(small: Case) -> None:
     with Session(core(small)) as s:
         prompt_close(s.feed(small.ids, pins={name: experts}, chunk=50), small)
     with Session(core(small)) as s:
-        moved = s.feed(small.ids, pins={name: (experts + 1) % small.config["text_config"]["n_routed_experts"]}, chunk=50)
+        shifted = (experts + 1) % small.config["text_config"]["n_routed_experts"]
+        moved = s.feed(small.ids, pins={name: shifted}, chunk=50)
         assert float(np.abs(moved[-1] - small.golden["logits"][-1].numpy()).max()) > 0.01
