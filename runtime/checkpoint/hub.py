@@ -19,9 +19,11 @@ _WEIGHTS = "*.safetensors"
 
 @dataclass(frozen=True)
 class Repository:
-    """A hub repository at one commit. ``files``: bytes of each; ``offline``: what the local cache holds of it."""
+    """A hub repository at one commit, which the revision ``asked`` for means (None: its main branch). ``files``: bytes
+    of each; ``offline``: what the local cache holds of it."""
 
     name: str
+    asked: str | None
     commit: str
     files: Mapping[str, int]
     offline: bool
@@ -35,9 +37,10 @@ def resolve(name: str, revision: str | None) -> Repository:
         folder = _asked(name, revision, lambda: snapshot_download(
             name, revision=revision, local_files_only=True, allow_patterns=_TEXTS))
         files = {p.name: p.stat().st_size for p in sorted(Path(folder).iterdir())}
-        return Repository(name, Path(folder).name, files, offline=True)
+        return Repository(name, revision, Path(folder).name, files, offline=True)
     info = _asked(name, revision, lambda: HfApi().model_info(name, revision=revision, files_metadata=True))
-    return Repository(name, str(info.sha), {f.rfilename: f.size or 0 for f in info.siblings or ()}, offline=False)
+    files = {f.rfilename: f.size or 0 for f in info.siblings or ()}
+    return Repository(name, revision, str(info.sha), files, offline=False)
 
 
 def fetch_texts(repo: Repository) -> Path:
@@ -81,10 +84,15 @@ def _complete(folder: Path) -> bool:
 
 
 def _download(repo: Repository, patterns: list[str]) -> Path:
+    """The branch is asked for by its name, so that the cache knows offline what the name meant."""
     from huggingface_hub import snapshot_download
 
-    return Path(_asked(repo.name, repo.commit, lambda: snapshot_download(
-        repo.name, revision=repo.commit, allow_patterns=patterns, local_files_only=repo.offline)))
+    folder = Path(_asked(repo.name, repo.asked, lambda: snapshot_download(
+        repo.name, revision=repo.asked, allow_patterns=patterns, local_files_only=repo.offline)))
+    if folder.name != repo.commit:
+        raise ArtifactError("the repository changed while it was read", where=repo.name, found=folder.name,
+                            allowed=repo.commit, next_step="try again, or name a commit with --revision")
+    return folder
 
 
 def _asked(name: str, revision: str | None, ask: Callable[[], R]) -> R:

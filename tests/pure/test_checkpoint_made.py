@@ -1,4 +1,4 @@
-"""Made checkpoints: exactly the official names, shapes and formats, equal bytes for equal seeds, values of sane size."""
+"""Made checkpoints: exactly the official names, shapes and formats, equal bytes for equal seeds, sane values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config_of(repository: Path, folder: Path, case: str) -> Path:
 
 
 @pytest.mark.parametrize("case", ["v41_b_bf16", "v41_c_quant", "v4_case_b", "v4_case_d"])
-def test_names_shapes_and_dtypes_are_those_of_the_golden_checkpoint(repository: Path, tmp_path: Path, case: str) -> None:
+def test_headers_are_those_of_the_golden_checkpoint(repository: Path, tmp_path: Path, case: str) -> None:
     golden = read_headers(repository / "tests" / "golden" / "cases" / case)
     made = make_checkpoint(config_of(repository, tmp_path, case), tmp_path / "out")
     assert read_headers(tmp_path / "out") == golden
@@ -119,7 +119,7 @@ def test_plain_storage_has_no_scales_and_no_quantisation_in_its_config(config: P
 
 
 @pytest.mark.parametrize("case", CASES[:3])
-def test_the_tokenizer_has_as_many_classes_as_the_tables_were_made_for(repository: Path, tmp_path: Path, case: str) -> None:
+def test_the_tokenizer_has_the_classes_that_the_tables_ask_for(repository: Path, tmp_path: Path, case: str) -> None:
     file = config_of(repository, tmp_path, case)
     make_checkpoint(file, tmp_path / "out")
     classes = token_classes(tmp_path / "out", Config.load(file))
