@@ -1,6 +1,7 @@
 """The compiler: from a Graph to a Plan, from a Plan to kernels, from kernels to an engine folder.
 
-Entry functions of the stage: ``lower(model, backend, target) -> Plan`` and ``compile_engine(...)``, loaded when asked for.
+Entry functions of the stage: ``lower(model, backend, target) -> Plan`` and ``compile_engine(...)``, loaded on
+demand.
 """
 
 from __future__ import annotations
