@@ -159,6 +159,7 @@ class _Rewriter:
         self.kept: list[tuple[str, str, int]] = []
         self.readers = graph.readers()
         self.integers_only: set[int] = set()
+        self.published = {o.id for o in graph.outputs.values()}
 
     def run(self) -> Graph:
         for n in self.graph.nodes:
@@ -180,7 +181,7 @@ class _Rewriter:
         """Axis of a node, or that of its source: a view is taken there if that crosses fewer bytes."""
         if n.op == "input":
             return STEP  # the runner makes it for all rows
-        if not _is_view(n) or axis == STEP:
+        if not _is_view(n) or axis == STEP or n.id in self.published:
             return axis
         (source,) = n.inputs
         above = self.home[source.id]

@@ -329,6 +329,17 @@ def test_a_cut_moves_below_a_view_that_is_smaller(part: int, crosses: str) -> No
     assert found.kept == ((f"- {crosses}", "T_wanted", 4 * part),)
 
 
+def test_an_output_has_the_rows_that_were_asked_for() -> None:
+    """Also where the cut would be smaller below it."""
+    states = States()
+    with tracing("step") as b:
+        x = gather(PARAMS.declare("embed", (10, WIDTH), "f32"), token_ids())
+        states.add(Paged("kv", f32[WIDTH])).append(x)
+        output("first", slice_(x, 0, 1))
+    graph, _ = narrow(b.graph)
+    assert graph.outputs["first"].op == "slice" and graph.outputs["first"].type.rows == WANTED
+
+
 def test_position_arithmetic_is_computed_again_on_each_axis() -> None:
     graph, _ = narrowed(FLASH)
     angles = Counter(str(n.type.rows) for n in graph.of("cos"))
