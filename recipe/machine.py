@@ -84,11 +84,8 @@ class AnswerMachine:
         self.has_reasoning = False
         self.calls = 0
         self.repairs: list[Repair] = []
-        self._lenient = (
-            LenientCalls(self.window, tools, self.repairs, inside=options.starts_in_tool_calls)
-            if repair
-            else None
-        )
+        inside = options.starts_in_tool_calls
+        self._lenient = LenientCalls(self.window, tools, self.repairs, inside=inside) if repair else None
         self._lenient_json = LenientJson() if repair else None
         self._opener = OpenerTest() if repair else None
         self._name = ""
@@ -97,6 +94,7 @@ class AnswerMachine:
         self._trims = False
         self._stage = Stage.CONTENT
         self._rules: tuple[Rule, ...] = ()
+        self._rules_of_stage: dict[Stage, tuple[Rule, ...]] = {}
         self._enter(*self._first_stage())
 
     @property
@@ -116,24 +114,25 @@ class AnswerMachine:
         self._stage = stage
         self._trims = trims
         self._padded = False
-        self._rules = self._rules_of(stage)
+        if stage not in self._rules_of_stage:
+            self._rules_of_stage[stage] = self._rules_of(stage)
+        self._rules = self._rules_of_stage[stage]
 
     def _rules_of(self, stage: Stage) -> tuple[Rule, ...]:
         """The rules of a stage; where two complete at one place the earlier in the list wins."""
-        silent = _nothing
         stops = [Rule(Pattern(stop), Stage.FINISHED, self._stop) for stop in self.options.stop_sequences]
-        opens = [Rule(CALLS_OPEN, Stage.CALLS, silent)] if self.options.parse_tool_calls else []
+        opens = [Rule(CALLS_OPEN, Stage.CALLS, _nothing)] if self.options.parse_tool_calls else []
         if stage is Stage.REASONING:
-            return (*opens, Rule(REASONING_END, Stage.CONTENT, silent))
+            return (*opens, Rule(REASONING_END, Stage.CONTENT, _nothing))
         if stage is Stage.CONTENT:
-            extra = Rule(EXTRA_THINK_END, Stage.CONTENT, silent)
+            extra = Rule(EXTRA_THINK_END, Stage.CONTENT, _nothing)
             if self.options.parse_json_output:
-                fences = [Rule(pattern, Stage.JSON, silent) for pattern in JSON_OPEN]
+                fences = [Rule(pattern, Stage.JSON, _nothing) for pattern in JSON_OPEN]
                 bare = [Rule(pattern, Stage.JSON, self._content) for pattern in JSON_BARE]
                 return (*fences, *bare, *opens, extra)
             return (*stops, *opens, extra)
         if stage is Stage.JSON:
-            return (*stops, Rule(JSON_FENCE, Stage.AFTER_JSON, silent))
+            return (*stops, Rule(JSON_FENCE, Stage.AFTER_JSON, _nothing))
         if stage in (Stage.AFTER_JSON, Stage.AFTER_CALLS):
             return tuple(opens)
         return self._call_rules(stage)
