@@ -78,6 +78,23 @@ class Case:
             graphs = {k: narrow_model(program.model, g)[0] for k, g in graphs.items()}
         return Interpreter(graphs, self.weights, dtype, derived_values(program, self.folder))
 
+    @cached_property
+    def pins(self) -> dict[str, Tensor]:
+        """Every selection of the prompt as ``topk`` nodes name them: [S, k] i64, -1 where fewer are chosen."""
+        out: dict[str, Tensor] = {}
+        for n in self.program(profile="wide").graphs["step"].of("topk"):
+            name, k = n.attrs["pin"], n.attrs["k"]
+            kind, layer = name.split(".")
+            if kind == "experts":
+                out[name] = self.golden[name].long()
+            elif kind == "candidates":
+                out[name] = as_indices(self.golden["cand_blocks"], k)
+            elif f"index_ids.{layer}" in self.golden:
+                out[name] = self.golden[f"index_ids.{layer}"].long()
+            else:
+                out[name] = as_indices(self.golden[name], k)
+        return out
+
     def session(self, dtype: torch.dtype = torch.float32, narrowed: bool = False, **options: Any) -> ReferenceSession:
         """A new sequence of ``interpreter(dtype, narrowed, **options)``."""
         program = self.program(**({"profile": "wide"} | options))
@@ -115,3 +132,15 @@ def as_mask(picked: Tensor, width: int) -> Tensor:
     mask = torch.zeros(len(picked), width + 1, dtype=torch.bool)
     mask.scatter_(1, torch.where(picked < 0, width, picked.long()), True)
     return mask[:, :width]
+
+
+def as_indices(mask: Tensor, k: int) -> Tensor:
+    """[rows, width] bool -> [rows, k] the set indices in rising order, then -1."""
+    place = torch.where(mask, torch.arange(mask.shape[1]), mask.shape[1]).sort(-1).values[:, :k]
+    return torch.nn.functional.pad(torch.where(place < mask.shape[1], place, -1), (0, k - place.shape[1]), value=-1)
+
+
+def stream_errors(found: Tensor, expected: Tensor) -> Tensor:
+    """[rows]: error of the streams of each row, relative to their size (root of the sum of squares)."""
+    difference = (found.double() - expected.double()).flatten(1).norm(dim=-1)
+    return difference / expected.double().flatten(1).norm(dim=-1)
