@@ -68,7 +68,7 @@ class EngineContents:
         scopes = self._scopes()
         out = {}
         for i, (spec, source) in enumerate(zip(self.plan.lowered.specs, self.plan.lowered.sources, strict=True)):
-            out[f"{source.symbol}{source.suffix}"] = _head(spec, self.plan.target, scopes.get(i, [])) + source.text
+            out[f"{source.symbol}{source.suffix}"] = _head(spec, scopes.get(i, [])) + source.text
         return out
 
     def explanation(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def _command(model: Model, target: str, hub: str | None) -> str:
     return " ".join(words)
 
 
-def _head(spec: KernelSpec, target: str, scopes: list[str]) -> str:
+def _head(spec: KernelSpec, scopes: list[str]) -> str:
+    """What a source alone cannot say (target and spec are in its own head): the region, and where it is used."""
     places = ", ".join(scopes[:4]) + (f" and {len(scopes) - 4} more" if len(scopes) > 4 else "")
     nodes = " ".join(dict.fromkeys(n.op for n in spec.region))
-    return (f"// {spec.title or spec.family}: family {spec.family}, target {target}, spec {spec.digest()}\n"
-            f"// region: {nodes or 'none recorded'}\n// launched for: {places or 'nothing'}\n")
+    return f"// region: {nodes or 'none recorded'}\n// launched for: {places or 'nothing'}\n"
