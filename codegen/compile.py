@@ -19,7 +19,7 @@ from deepinfer.accelerator import backend_of, built_targets
 from deepinfer.backends.base import Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
-from deepinfer.codegen.package import EngineContents, write_engine
+from deepinfer.codegen.package import EngineContents, check_out, write_engine
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
 from deepinfer.errors import SpecError
@@ -50,6 +50,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     """
     start = perf_counter()
     show = console or Console(stderr=True)
+    check_out(out)
     opt = options or EngineOptions()
     checkpoint = open_checkpoint(model, revision=revision, weights=False)
     described = describe_model(checkpoint, opt, spec)
