@@ -80,6 +80,10 @@ void DiEngine::make_plan(int32_t entry) {
             default: plan.args.push_back(nullptr);
         }
     }
+    for (const ArgWord& a : e.args) {
+        const bool tiled = a.kind == 'b' && e.buffers[(size_t)a.index].rows;
+        plan.tile_bytes.push_back(tiled ? e.buffers[(size_t)a.index].row_bytes : 0);
+    }
     plan.dealers.reset(new Dealer[e.phases.size()]);
     plan.microseconds.resize(e.phases.size());
 }

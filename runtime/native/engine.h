@@ -29,6 +29,7 @@ struct alignas(64) Dealer {
     std::atomic<int64_t> next{0};
     int64_t items = 0;
     int64_t batch = 1;  // items dealt at a time
+    bool meet = true;   // all threads wait for each other after this phase
 };
 
 // What one entry needs at run time. Argument pointers are resolved once; only pins change from run to run.
@@ -38,7 +39,9 @@ struct Plan {
     std::vector<std::pair<size_t, int32_t>> pin_args;  // (place in args, pin)
     std::vector<int32_t> params;                       // parameters that its launches read
     std::unique_ptr<Dealer[]> dealers;                 // by phase
-    std::vector<double> microseconds;                  // by phase
+    std::vector<double> microseconds;                  // by phase, summed over the tiles of a row loop
+    std::vector<int64_t> tile_bytes;                   // by argument: bytes of a row if it holds one tile, else 0
+    int32_t most_args = 0;                             // of one launch
 };
 
 struct DiEngine {
@@ -76,7 +79,8 @@ struct DiEngine {
     void check_bound(const Plan& plan) const;
     void deal(const EntryRow& entry, Plan& plan);
     void execute(const EntryRow& entry, Plan& plan);
-    void work(const EntryRow& entry, const Plan& plan, size_t phase, int32_t thread);
+    void work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread);
+    void phases(const EntryRow& entry, Plan& plan, int32_t thread);
     void commit(const Plan& plan, const Phase& phase, int64_t seq);
 };
 

@@ -1,5 +1,5 @@
-// Runs a step: one parallel region over the phases of an entry. Threads take items of a phase from its dealer and wait
-// for each other before the next one.
+// Runs a step: one parallel region over the phases of an entry. Threads take items of a phase from its dealer and meet
+// before the next one.
 #include <omp.h>
 
 #include <algorithm>
@@ -57,50 +57,83 @@ void DiEngine::deal(const EntryRow& entry, Plan& plan) {
         Dealer& d = plan.dealers[i];
         int64_t rows = p.kernel < 0 ? step_.rows(DI_AXIS_SEQ) : step_.rows(p.axis);
         d.items = (rows + p.rows_per_item - 1) / p.rows_per_item * p.items_per_tile;
-        d.batch = std::max<int64_t>(1, d.items / (SHARES_PER_THREAD * threads_));
         d.next.store(0, std::memory_order_relaxed);
+        plan.microseconds[i] = 0;
     }
 }
 
 void DiEngine::execute(const EntryRow& entry, Plan& plan) {
-    const size_t phases = entry.phases.size();
-    const bool alone = threads_ == 1;
-    Clock::time_point start = Clock::now();
-    auto timed = [&](size_t i) {
-        if (!profiling_) return;
-        Clock::time_point now = Clock::now();
-        plan.microseconds[i] = microseconds_between(start, now);
-        start = now;
-    };
-    if (alone) {
-        for (size_t i = 0; i < phases; ++i) {
-            if (plan.dealers[i].items) work(entry, plan, i, 0);
-            timed(i);
-        }
+    if (threads_ == 1) {
+        phases(entry, plan, 0);
         return;
     }
 #pragma omp parallel num_threads(threads_)
-    {
-        const int32_t thread = omp_get_thread_num();
-        for (size_t i = 0; i < phases; ++i) {
-            if (plan.dealers[i].items) {
-                work(entry, plan, i, thread);
+    phases(entry, plan, omp_get_thread_num());
+}
+
+// What one thread does in a step. All threads walk the same phases and tiles, with a barrier after each.
+void DiEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
+    Clock::time_point start = Clock::now();
+    auto one = [&](size_t i, const Tile& tile) {
+        if (!plan.dealers[i].items) return;
+        work(entry, plan, i, tile, thread);
+        if (threads_ > 1) {
 #pragma omp barrier
-            }
-            if (thread == 0) timed(i);
         }
+        if (thread || !profiling_) return;
+        Clock::time_point now = Clock::now();
+        plan.microseconds[i] += microseconds_between(start, now);
+        start = now;
+    };
+    for (size_t i = 0; i < entry.phases.size();) {
+        const Phase& p = entry.phases[i];
+        if (!p.loop_phases) {
+            one(i++, Tile());
+            continue;
+        }
+        const size_t stop = i + (size_t)p.loop_phases;
+        const int64_t rows = step_.rows(p.axis);
+        for (int64_t first = 0; first < rows; first += p.loop_rows) {
+            const Tile tile{first, std::min(first + p.loop_rows, rows)};
+            for (size_t j = i; j < stop; ++j) {
+                one(j, tile);
+                // The phase before has been left by all threads and comes again only after a barrier.
+                if (!thread) rewind_dealer(entry, plan, j == i ? stop - 1 : j - 1, j == i ? tile.first : tile.stop);
+            }
+        }
+        i = stop;
     }
 }
 
-void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, int32_t thread) {
+// Items of a phase below `row`, rounded up to whole row tiles.
+int64_t DiEngine::items_below(const Phase& phase, int64_t row) const {
+    return (row + phase.rows_per_item - 1) / phase.rows_per_item * phase.items_per_tile;
+}
+
+void DiEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row) {
+    plan.dealers[phase].next.store(items_below(entry.phases[phase], row), std::memory_order_relaxed);
+}
+
+void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread) {
     const Phase& p = entry.phases[phase];
     Dealer& d = plan.dealers[phase];
+    const int64_t stop = tile.stop == INT64_MAX ? d.items : items_below(p, tile.stop);
+    const int64_t left = stop - (tile.first ? items_below(p, tile.first) : 0);
+    const int64_t batch = std::max<int64_t>(1, left / (SHARES_PER_THREAD * threads_));
     char* scratch = scratch_.data() + thread * layout_.scratch_stride;
-    DiArgs args{&step_.view(), plan.args.data() + p.first_arg, scratch, 0, 0, p.axis, 0};
+    void* const* operands = plan.args.data() + p.first_arg;
+    void* moved[MOST_ARGS];
+    if (tile.first) {  // a buffer of one tile is addressed by rows of the axis
+        for (int32_t a = 0; a < p.args; ++a) {
+            moved[a] = (char*)operands[a] - plan.tile_bytes[(size_t)(p.first_arg + a)] * tile.first;
+        }
+        operands = moved;
+    }
+    DiArgs args{&step_.view(), operands, scratch, 0, 0, p.axis, 0};
     for (;;) {
-        args.lo = d.next.fetch_add(d.batch, std::memory_order_relaxed);
-        if (args.lo >= d.items) return;
-        args.hi = std::min(args.lo + d.batch, d.items);
+        args.lo = d.next.fetch_add(batch, std::memory_order_relaxed);
+        if (args.lo >= stop) return;
+        args.hi = std::min(args.lo + batch, stop);
         if (p.kernel >= 0) {
             kernels_[(size_t)p.kernel](&args);
         } else {

@@ -89,6 +89,8 @@ class Reader {
     const std::string path_;
     Table t_;
     bool begun_ = false, ended_ = false;
+    int32_t loop_axis_ = 0, loop_phases_ = 0, loop_left_ = 0;  // of the row loop whose launches are being read
+    int64_t loop_rows_ = 0;
 
     void record(Line& line) {
         std::string kind = line.word("a record");
@@ -124,6 +126,7 @@ class Reader {
             k.scratch_bytes = line.integer("scratch", 0, INT64_MAX / 4096);
             t_.kernels.push_back(k);
         } else if (kind == "end") {
+            if (loop_left_) line.bad("comes before the last launch of a row loop");
             ended_ = true;
         } else {
             entry_record(line, kind);
@@ -191,6 +194,7 @@ class Reader {
             for (const EntryRow& known : t_.entries) {
                 if (known.name == e.name) line.bad("names an entry a second time: " + e.name);
             }
+            if (loop_left_) line.bad("comes before the last launch of a row loop");
             line.literal("arena");
             e.arena_bytes = line.integer("arena", 0, INT64_MAX / 2);
             e.fresh.assign(t_.states.size(), -1);
@@ -205,6 +209,8 @@ class Reader {
             fresh(line, e);
         } else if (kind == "launch") {
             launch(line, e);
+        } else if (kind == "loop") {
+            loop(line);
         } else if (kind == "commit") {
             commit(line, e);
         } else if (kind == "output") {
@@ -228,7 +234,11 @@ class Reader {
         b.row_bytes = line.integer("row_bytes", 0, INT64_MAX / INT32_MAX);
         line.literal("offset");
         b.offset = line.integer("offset", 0, INT64_MAX / 2);
-        int64_t stop = b.offset + b.row_bytes * t_.limit[b.axis];
+        if (line.more()) {
+            line.literal("rows");
+            b.rows = line.integer("rows", 1, INT32_MAX);
+        }
+        int64_t stop = b.offset + b.row_bytes * (b.rows ? b.rows : t_.limit[b.axis]);
         if (stop > e.arena_bytes) {
             line.bad("ends at byte " + std::to_string(stop) + " of an arena of " + std::to_string(e.arena_bytes));
         }
@@ -247,9 +257,29 @@ class Reader {
 
     void commit(Line& line, EntryRow& e) {
         Phase p;
+        if (loop_left_) line.bad("commits inside a row loop");
         p.state = index(line, "a state", t_.states.size());
         if (e.fresh[p.state] < 0) line.bad("commits a state without fresh rows: " + t_.states[p.state].name);
         e.phases.push_back(p);
+    }
+
+    // Holds for the launches that follow; they are checked as they come.
+    void loop(Line& line) {
+        if (loop_left_) line.bad("begins a row loop inside another one");
+        loop_axis_ = (int32_t)line.integer("axis", DI_AXIS_STEP, DI_AXIS_KEPT);
+        loop_rows_ = line.integer("rows", 1, INT32_MAX);
+        loop_left_ = loop_phases_ = (int32_t)line.integer("launches", 2, INT32_MAX);
+    }
+
+    void in_loop(Line& line, Phase& p) {
+        if (!loop_left_) return;
+        if (p.axis != loop_axis_) line.bad("lies in a row loop of another axis");
+        if (loop_rows_ % p.rows_per_item) line.bad("has rows per item that do not divide the rows of its loop");
+        if (loop_left_ == loop_phases_) {
+            p.loop_phases = loop_phases_;
+            p.loop_rows = loop_rows_;
+        }
+        --loop_left_;
     }
 
     void launch(Line& line, EntryRow& e) {
@@ -259,6 +289,7 @@ class Reader {
         p.axis = (int32_t)line.integer("axis", 0, t_.axes - 1);
         p.rows_per_item = line.integer("rows per item", 1, INT32_MAX);
         p.items_per_tile = line.integer("items per tile", 1, INT32_MAX);
+        in_loop(line, p);
         line.literal("args");
         p.first_arg = (int64_t)e.args.size();
         for (; line.more(); ++p.args) e.args.push_back(argument(line, e));

@@ -31,6 +31,7 @@ struct BufferRow {
     int32_t axis;
     int64_t row_bytes;
     int64_t offset;
+    int64_t rows;  // > 0: lives inside a row loop and holds the rows of one tile
 };
 
 struct ArgWord {
@@ -49,6 +50,8 @@ struct Phase {
     int64_t items_per_tile = 1;
     int64_t first_arg = 0;
     int32_t args = 0;
+    int32_t loop_phases = 0;  // > 0: so many phases from this one on run for loop_rows rows at a time
+    int64_t loop_rows = 0;
 };
 
 struct EntryRow {

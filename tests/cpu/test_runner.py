@@ -115,7 +115,7 @@ def draft_of(batch: Batch) -> Batch:
     return out
 
 
-@pytest.mark.parametrize(("threads", "chunk"), [(1, 6), (1, 1), (2, 5), (3, 6), (2, 3), (4, 2)])
+@pytest.mark.parametrize(("threads", "chunk"), [(1, 6), (1, 1), (2, 5), (3, 1), (3, 6), (2, 3), (4, 2)])
 def test_windows_and_pages_do_not_depend_on_chunks_and_threads(lib: Path, threads: int, chunk: int) -> None:
     lengths = [37, 5, 16, 1]
     engine = opened(lib, threads)
