@@ -1,0 +1,38 @@
+"""Engines compiled from the golden cases, once a test session; kernels come from the cache when it holds them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from golden.cases import load_case
+
+from deepinfer.codegen.compile import compile_engine
+from deepinfer.dsl.model import EngineOptions
+
+_ROOT = tempfile.TemporaryDirectory(prefix="deepinfer-tests-")
+
+
+@cache
+def checkpoint_of(name: str) -> Path:
+    """A case's checkpoint without the object that only the tests know."""
+    case, folder = load_case(name), Path(_ROOT.name) / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(case.config))
+    for file in ("model.safetensors", "tokenizer.json"):
+        if (case.folder / file).is_file():
+            shutil.copy(case.folder / file, folder / file)
+    return folder
+
+
+@cache
+def engine_of(name: str, **options: Any) -> Path:
+    """The engine folder of a case under its formats, with ``options`` laid over them."""
+    folder = Path(_ROOT.name) / f"engine_{name}_{len(list(Path(_ROOT.name).iterdir()))}"
+    compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu",
+                   options=EngineOptions(**(load_case(name).formats | options)))
+    return folder
