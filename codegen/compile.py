@@ -20,6 +20,7 @@ from deepinfer.backends.base import Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.package import EngineContents, check_out, write_engine
+from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
 from deepinfer.errors import SpecError
@@ -41,12 +42,13 @@ class Compiled:
 
 def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions | None = None,
                    revision: str | None = None, wheel: bool = False, dump_ir: Path | None = None,
-                   jobs: int | None = None, spec: str | None = None, console: Console | None = None) -> Compiled:
+                   jobs: int | None = None, spec: str | None = None, console: Console | None = None,
+                   workspace_bytes: int = WORKSPACE_BYTES) -> Compiled:
     """Compile a model for one target into the engine folder ``out``.
 
     ``model``: a folder with config.json (weights are not read; their headers decide the storage formats) or a hub id.
-    ``spec``: dotted name of a spec module, for models that are not registered. Raises SpecError, PlanError,
-    ToolchainError, ArtifactError; nothing is left behind half-written.
+    ``spec``: dotted name of a spec module, for models that are not registered; ``workspace_bytes``: memory of the
+    values inside a row loop (plan/row_loops.py). Raises SpecError, PlanError, ToolchainError, ArtifactError; nothing is left behind half-written.
     """
     start = perf_counter()
     show = console or Console(stderr=True)
@@ -57,7 +59,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     _print_arguments(show, checkpoint, described, out, target)
     backend = load_backend(target)
     with _phases(show) as phase:
-        plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named)
+        plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named, workspace_bytes=workspace_bytes)
         binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, phase)
         phase.named("package")
         contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint)

@@ -13,6 +13,7 @@ from deepinfer.codegen.passes.fuse import Region, fuse
 from deepinfer.codegen.passes.narrow import Narrowing, narrow_model
 from deepinfer.codegen.passes.numerics import drop_rounding
 from deepinfer.codegen.plan.checks import check_table
+from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.codegen.plan.table import Lowered, build_table
 from deepinfer.dsl.graph import Graph
 from deepinfer.dsl.model import Model, Program, trace
@@ -88,10 +89,11 @@ def _printed(graphs: dict[str, Graph]) -> list[str]:
 
 
 def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = None,
-          on_pass: Callable[[str], None] | None = None) -> Plan:
+          on_pass: Callable[[str], None] | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> Plan:
     """Trace, choose numerics, narrow rows, fuse and lay out: everything up to source text.
 
-    ``dump``: folder for one numbered text file a pass. Raises SpecError, PlanError.
+    ``dump``: folder for one numbered text file a pass; ``workspace_bytes``: see ``plan/row_loops.py``. Raises SpecError,
+    PlanError.
     """
     log = PassLog(dump, on_pass)
     with log.run("trace") as text:
@@ -118,7 +120,8 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
         text += [_describe(r) for r in regions.values()] if dump else []
     with log.run("plan") as text:
         lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
-                              block_tokens=model.block_tokens, lookback=model.lookback_tokens)
+                              block_tokens=model.block_tokens, lookback=model.lookback_tokens,
+                              workspace_bytes=workspace_bytes)
         check_table(lowered.table, lowered.specs)
         text.append(f"{len(lowered.specs)} distinct kernels")
         if dump:

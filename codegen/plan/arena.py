@@ -16,7 +16,7 @@ def lay_out(buffers: list[Buffer], limits: Mapping[str, int]) -> tuple[list[Buff
     ``limits``: most rows of each axis (printed name). Greedy by size: each buffer takes the lowest gap that is free
     during its whole life; the result depends on the buffers only.
     """
-    sizes = [-(-b.row_bytes * limits[b.axis] // ALIGNMENT) * ALIGNMENT for b in buffers]
+    sizes = [-(-b.row_bytes * (b.rows or limits[b.axis]) // ALIGNMENT) * ALIGNMENT for b in buffers]
     placed: list[tuple[int, int, int, int]] = []  # first, last, start, end
     out: list[Buffer | None] = [None] * len(buffers)
     for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], i)):

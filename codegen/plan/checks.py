@@ -34,7 +34,7 @@ def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
 
 
 def _lifetimes_do_not_overlap(entry: EntryTable, limits: dict[str, int]) -> None:
-    spans = sorted((b.offset, b.offset + b.row_bytes * limits[b.axis], b.first, b.last, i)
+    spans = sorted((b.offset, b.offset + b.row_bytes * (b.rows or limits[b.axis]), b.first, b.last, i)
                    for i, b in enumerate(entry.buffers))
     live: list[tuple[int, int, int, int, int]] = []
     for s in spans:

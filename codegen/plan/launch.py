@@ -16,6 +16,8 @@ needs no parser library and a reader no tool:
     kernel 0 di_norm_1f2e3d scratch 81920
     entry step arena 1234567
     buffer 0 axis 0 row_bytes 40960 offset 0       # buffers of the entry above
+    buffer 1 axis 0 row_bytes 512 offset 0 rows 64 # a value that lives inside a row loop: room for one tile
+    loop 0 64 2                                    # the next 2 launches run for 64 rows of axis 0 at a time
     launch 0 items 0 1 1 args b0 p0 s1 i0 n0       # kernel, item rule: axis, rows per item, items per row tile
     commit 0                                       # copy the fresh rows of state 0 into its ring
     output logits 7                                # buffer
@@ -51,7 +53,9 @@ INPUTS = ("token_ids", "positions", "lookback")
 
 @dataclass(frozen=True)
 class Buffer:
-    """Rows of one value in the arena. ``first`` and ``last``: launches between which it lives."""
+    """Rows of one value in the arena. ``first`` and ``last``: launches between which it lives. ``rows``: most rows it
+    holds, 0 for the limit of its axis; else it belongs to a row loop, and row r of the axis is its row r - r0, r0 being
+    the first row of the tile at work."""
 
     axis: str
     row_bytes: int
@@ -60,6 +64,7 @@ class Buffer:
     offset: int = 0
     value: int = -1
     scope: str = ""
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,16 @@ class Commit:
 
     state: int
     scope: str = ""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``count`` launches from ``first`` on run for ``rows`` rows of ``axis`` at a time."""
+
+    first: int
+    count: int
+    axis: str
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,7 @@ class EntryTable:
     name: str
     buffers: list[Buffer] = field(default_factory=list)
     launches: list[Launch | Commit] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     arena_bytes: int = 0
 
@@ -159,10 +175,13 @@ class LaunchTable:
     def _entry(self, e: EntryTable) -> list[str]:
         out = [f"entry {e.name} arena {e.arena_bytes}"]
         out += [f"buffer {i} axis {self.axis(b.axis)} row_bytes {b.row_bytes} offset {b.offset}"
-                for i, b in enumerate(e.buffers)]
+                + (f" rows {b.rows}" if b.rows else "") for i, b in enumerate(e.buffers)]
         for i, s in enumerate(self.states):
             out += [f"fresh {i} {b}" for name, b in s.fresh if name == e.name]
-        for step in e.launches:
+        loops = {loop.first: loop for loop in e.loops}
+        for i, step in enumerate(e.launches):
+            if i in loops:
+                out.append(f"loop {self.axis(loops[i].axis)} {loops[i].rows} {loops[i].count}")
             if isinstance(step, Commit):
                 out.append(f"commit {step.state}")
             else:

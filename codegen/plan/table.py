@@ -22,6 +22,7 @@ from deepinfer.codegen.plan.launch import (
     TableParam,
     TableState,
 )
+from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES, add_row_loops, lifetimes
 from deepinfer.dsl.graph import Graph
 from deepinfer.dsl.params import ParamDecl
 from deepinfer.dsl.state import Paged, State
@@ -61,8 +62,9 @@ def axis_limits(limits: Mapping[str, int], ratios: tuple[int, ...]) -> dict[str,
 
 class _TableBuilder:
     def __init__(self, graphs: Mapping[str, Graph], params: Mapping[str, ParamDecl], backend: Backend,
-                 limits: dict[str, int], block_tokens: int, lookback: int) -> None:
+                 limits: dict[str, int], block_tokens: int, lookback: int, workspace_bytes: int) -> None:
         self.graphs, self.decls, self.backend = graphs, params, backend
+        self.workspace_bytes = workspace_bytes
         self.axes = extension_axes(graphs)
         states: dict[str, State] = {}
         for g in graphs.values():
@@ -142,24 +144,16 @@ class _EntryBuilder:
         for i, (r, s) in enumerate(zip(self.regions, specified, strict=True)):
             self._launch(r, s)
             for name in commits.get(i, []):
-                self._touch(self.fresh[name])
                 self.table.launches.append(Commit(self.parent.state_index[name], r.scope))
-        end = len(self.table.launches)
-        for name, v in self.graph.outputs.items():
-            self.table.outputs[name] = self.buffer_of[owner(v).id]
-            self._touch(self.table.outputs[name], end)
+        self.table.outputs = {name: self.buffer_of[owner(v).id] for name, v in self.graph.outputs.items()}
         limits = axis_limits(self.parent.out.table.limits, self.parent.out.table.ratios)
-        self.table.buffers, self.table.arena_bytes = lay_out(self.table.buffers, limits)
+        fresh = {self.parent.state_index[name]: b for name, b in self.fresh.items()}
+        add_row_loops(self.table, self.parent.out.specs, fresh, limits, self.parent.workspace_bytes)
+        self.table.buffers, self.table.arena_bytes = lay_out(lifetimes(self.table, fresh), limits)
         return self.table
 
-    def _touch(self, index: int, at: int | None = None) -> None:
-        b = self.table.buffers[index]
-        now = len(self.table.launches) if at is None else at
-        self.table.buffers[index] = replace(b, first=min(b.first, now), last=max(b.last, now))
-
     def _buffer(self, axis: str, row_bytes: int, value: int, scope: str) -> int:
-        now = len(self.table.launches)
-        self.table.buffers.append(Buffer(axis, row_bytes, now, now, value=value, scope=scope))
+        self.table.buffers.append(Buffer(axis, row_bytes, 0, 0, value=value, scope=scope))
         return len(self.table.buffers) - 1
 
     def _arg(self, op: Operand, b: Bound, scope: str) -> Arg:
@@ -182,8 +176,6 @@ class _EntryBuilder:
     def _ring(self, name: str, op: Operand, scope: str) -> None:
         if op.write:
             self.fresh[name] = self._buffer(self.parent.axes[name], op.get("record_bytes"), -1, scope)
-        if name in self.fresh:
-            self._touch(self.fresh[name])
 
     def _value(self, op: Operand, b: Bound, scope: str) -> int:
         assert b.node is not None
@@ -193,7 +185,6 @@ class _EntryBuilder:
                 raise InternalError(f"{scope}: a kernel reads %{key} ({b.node.op}) before it is written")
             stored = self.parent.backend.stored(b.node.type.dtype)
             self.buffer_of[key] = self._buffer(str(b.node.type.rows), stored.data_bytes(b.node.type.size), key, scope)
-        self._touch(self.buffer_of[key])
         return self.buffer_of[key]
 
     def _launch(self, r: Region, s: Specified) -> None:
@@ -205,13 +196,15 @@ class _EntryBuilder:
 
 
 def build_table(graphs: Mapping[str, Graph], regions: Mapping[str, list[Region]], params: Mapping[str, ParamDecl],
-                backend: Backend, *, limits: dict[str, int], block_tokens: int, lookback: int) -> Lowered:
+                backend: Backend, *, limits: dict[str, int], block_tokens: int, lookback: int,
+                workspace_bytes: int = WORKSPACE_BYTES) -> Lowered:
     """The launch table of an engine.
 
-    ``limits``: most rows of ``step``, ``kept``, ``wanted`` and ``seq``. Equal KernelSpecs share one kernel. Raises
-    PlanError when entries do not divide a block, InternalError when a value would be read before it is written.
+    ``limits``: most rows of ``step``, ``kept``, ``wanted`` and ``seq``; ``workspace_bytes``: what the values inside a
+    row loop may take. Equal KernelSpecs share one kernel. Raises PlanError when entries do not
+    divide a block, InternalError when a value would be read before it is written.
     """
-    b = _TableBuilder(graphs, params, backend, limits, block_tokens, lookback)
+    b = _TableBuilder(graphs, params, backend, limits, block_tokens, lookback, workspace_bytes)
     fresh: dict[int, list[tuple[str, int]]] = {}
     for name, graph in graphs.items():
         entry = _EntryBuilder(b, graph, regions[name])

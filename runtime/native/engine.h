@@ -2,6 +2,7 @@
 #ifndef DEEPINFER_ENGINE_H
 #define DEEPINFER_ENGINE_H
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +29,13 @@ class Library {
 struct alignas(64) Dealer {
     std::atomic<int64_t> next{0};
     int64_t items = 0;
-    int64_t batch = 1;  // items dealt at a time
-    bool meet = true;   // all threads wait for each other after this phase
+    bool meet = true;  // all threads wait for each other after this phase
+};
+
+// Rows of a row loop that are at work; outside of one all rows.
+struct Tile {
+    int64_t first = 0;
+    int64_t stop = INT64_MAX;
 };
 
 // What one entry needs at run time. Argument pointers are resolved once; only pins change from run to run.
@@ -41,8 +47,9 @@ struct Plan {
     std::unique_ptr<Dealer[]> dealers;                 // by phase
     std::vector<double> microseconds;                  // by phase, summed over the tiles of a row loop
     std::vector<int64_t> tile_bytes;                   // by argument: bytes of a row if it holds one tile, else 0
-    int32_t most_args = 0;                             // of one launch
 };
+
+using Clock = std::chrono::steady_clock;
 
 struct DiEngine {
     explicit DiEngine(const std::string& lib_dir);
@@ -81,6 +88,10 @@ struct DiEngine {
     void execute(const EntryRow& entry, Plan& plan);
     void work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread);
     void phases(const EntryRow& entry, Plan& plan, int32_t thread);
+    void loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start);
+    void one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
+             Clock::time_point& start);
+    void rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row);
     void commit(const Plan& plan, const Phase& phase, int64_t seq);
 };
 

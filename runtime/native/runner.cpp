@@ -13,7 +13,10 @@ namespace {
 
 const int64_t SHARES_PER_THREAD = 8;  // items are dealt in so many shares per thread, against uneven work
 
-using Clock = std::chrono::steady_clock;
+// Items of a phase below `row`, rounded up to whole row tiles.
+int64_t items_below(const Phase& phase, int64_t row) {
+    return (row + phase.rows_per_item - 1) / phase.rows_per_item * phase.items_per_tile;
+}
 
 double microseconds_between(Clock::time_point start, Clock::time_point stop) {
     return std::chrono::duration<double, std::micro>(stop - start).count();
@@ -60,6 +63,15 @@ void DiEngine::deal(const EntryRow& entry, Plan& plan) {
         d.next.store(0, std::memory_order_relaxed);
         plan.microseconds[i] = 0;
     }
+    // A phase of one item is thread 0's; where another such phase follows, nobody has to wait in between.
+    bool alone = false;
+    for (size_t i = entry.phases.size(); i-- > 0;) {
+        Dealer& d = plan.dealers[i];
+        if (!d.items) continue;
+        const bool single = d.items == 1;
+        d.meet = !(single && alone);
+        alone = single;
+    }
 }
 
 void DiEngine::execute(const EntryRow& entry, Plan& plan) {
@@ -74,40 +86,41 @@ void DiEngine::execute(const EntryRow& entry, Plan& plan) {
 // What one thread does in a step. All threads walk the same phases and tiles, with a barrier after each.
 void DiEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
     Clock::time_point start = Clock::now();
-    auto one = [&](size_t i, const Tile& tile) {
-        if (!plan.dealers[i].items) return;
-        work(entry, plan, i, tile, thread);
-        if (threads_ > 1) {
-#pragma omp barrier
-        }
-        if (thread || !profiling_) return;
-        Clock::time_point now = Clock::now();
-        plan.microseconds[i] += microseconds_between(start, now);
-        start = now;
-    };
     for (size_t i = 0; i < entry.phases.size();) {
-        const Phase& p = entry.phases[i];
-        if (!p.loop_phases) {
-            one(i++, Tile());
-            continue;
+        if (entry.phases[i].loop_phases) {
+            loop(entry, plan, i, thread, start);
+            i += (size_t)entry.phases[i].loop_phases;
+        } else {
+            one(entry, plan, i++, Tile(), thread, start);
         }
-        const size_t stop = i + (size_t)p.loop_phases;
-        const int64_t rows = step_.rows(p.axis);
-        for (int64_t first = 0; first < rows; first += p.loop_rows) {
-            const Tile tile{first, std::min(first + p.loop_rows, rows)};
-            for (size_t j = i; j < stop; ++j) {
-                one(j, tile);
-                // The phase before has been left by all threads and comes again only after a barrier.
-                if (!thread) rewind_dealer(entry, plan, j == i ? stop - 1 : j - 1, j == i ? tile.first : tile.stop);
-            }
-        }
-        i = stop;
     }
 }
 
-// Items of a phase below `row`, rounded up to whole row tiles.
-int64_t DiEngine::items_below(const Phase& phase, int64_t row) const {
-    return (row + phase.rows_per_item - 1) / phase.rows_per_item * phase.items_per_tile;
+void DiEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
+                   Clock::time_point& start) {
+    if (!plan.dealers[phase].items) return;
+    work(entry, plan, phase, tile, thread);
+    if (threads_ > 1 && plan.dealers[phase].meet) {
+#pragma omp barrier
+    }
+    if (thread || !profiling_) return;
+    Clock::time_point now = Clock::now();
+    plan.microseconds[phase] += microseconds_between(start, now);
+    start = now;
+}
+
+void DiEngine::loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start) {
+    const Phase& head = entry.phases[first];
+    const size_t stop = first + (size_t)head.loop_phases;
+    const int64_t rows = step_.rows(head.axis);
+    for (int64_t row = 0; row < rows; row += head.loop_rows) {
+        const Tile tile{row, std::min(row + head.loop_rows, rows)};
+        for (size_t i = first; i < stop; ++i) {
+            // The phase before has been left by all threads, and this phase's barrier comes before it is entered again.
+            if (!thread) rewind_dealer(entry, plan, i == first ? stop - 1 : i - 1, i == first ? tile.first : tile.stop);
+            one(entry, plan, i, tile, thread, start);
+        }
+    }
 }
 
 void DiEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row) {
@@ -117,6 +130,7 @@ void DiEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, in
 void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread) {
     const Phase& p = entry.phases[phase];
     Dealer& d = plan.dealers[phase];
+    if (d.items == 1 && thread) return;
     const int64_t stop = tile.stop == INT64_MAX ? d.items : items_below(p, tile.stop);
     const int64_t left = stop - (tile.first ? items_below(p, tile.first) : 0);
     const int64_t batch = std::max<int64_t>(1, left / (SHARES_PER_THREAD * threads_));

@@ -293,6 +293,7 @@ class Reader {
         line.literal("args");
         p.first_arg = (int64_t)e.args.size();
         for (; line.more(); ++p.args) e.args.push_back(argument(line, e));
+        if (p.args > MOST_ARGS) line.bad("has more than " + std::to_string(MOST_ARGS) + " arguments");
         e.phases.push_back(p);
     }
 

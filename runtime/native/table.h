@@ -41,6 +41,8 @@ struct ArgWord {
 
 enum { INPUT_TOKEN_IDS = 0, INPUT_POSITIONS = 1, INPUT_LOOKBACK = 2, INPUTS = 3 };
 
+enum { MOST_ARGS = 256 };  // of one launch
+
 // A launch, or (kernel < 0) the commit of a ring.
 struct Phase {
     int32_t kernel = -1;
