@@ -82,6 +82,7 @@ def test_an_answer_does_not_depend_on_what_runs_beside_it(seed: int, blocks: int
         assert answers == [alone(r.prompt_ids, r.params, i, keep=keep) for i in range(r.params.n)]
         assert all(out.finish_reason in ("stop", "length") for out in r.outputs)
     assert c.memory.blocks.free == blocks and c.memory.slots.free == PLAN.max_num_seqs
+    assert c.scheduler.spill_left == spill
 
 
 @pytest.mark.parametrize(("spill", "how"), [(1 << 30, "spilled"), (0, "restarted")])
@@ -176,6 +177,20 @@ def test_an_abort_frees_memory_at_once_and_nothing_else_changes() -> None:
     assert stay.outputs[0].token_ids == alone(stay.prompt_ids, p)
     assert go.outputs[0].finish_reason == "abort" and go.updates[-1].finished
     assert go.outputs[0].token_ids == alone(go.prompt_ids, p)[: len(go.outputs[0].token_ids)]
+
+
+def test_an_abort_of_a_request_whose_memory_is_on_the_host_gives_that_back() -> None:
+    c = core(blocks=10)
+    p = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    for i in range(3):
+        c.add(c.make(str(i), prompt(i, 15), p))
+    while c.scheduler.spill_left == 1 << 30:
+        c.step()
+    spilled = [s.request.request_id for s in c.scheduler.waiting if s.spilled is not None]
+    assert spilled and all(c.abort(i) for i in spilled)
+    assert c.scheduler.spill_left == 1 << 30
+    while c.step():
+        pass
 
 
 def test_an_error_of_one_request_never_ends_another() -> None:
