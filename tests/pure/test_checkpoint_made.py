@@ -13,10 +13,14 @@ from tokenizers import Tokenizer
 from deepinfer.dsl import Config
 from deepinfer.errors import ArtifactError, PlanError, SpecError
 from deepinfer.model_specs.engram import classes_of, token_classes
+from deepinfer.runtime.checkpoint import room
+from deepinfer.runtime.checkpoint.declared import check_tensors
 from deepinfer.runtime.checkpoint.headers import INDEX, SINGLE, read_headers, read_places
+from deepinfer.runtime.checkpoint.mapping import Weights
 from deepinfer.tools.make_checkpoint import make
 from deepinfer.tools.make_checkpoint.codes import bf16_bits, e4m3_values
-from deepinfer.tools.make_checkpoint.make import make_checkpoint
+from deepinfer.tools.make_checkpoint.make import describe_tensors, make_checkpoint
+from deepinfer.tools.make_checkpoint.shards import header_bytes, plan_shards
 from deepinfer.tools.make_checkpoint.vocabulary import make_tokenizer
 
 CASES = ("v41_a_f32", "v41_b_bf16", "v41_c_quant", "v4_case_a", "v4_case_b", "v4_case_d")
@@ -153,6 +157,34 @@ def test_hash_routing_tables_hold_different_experts_in_range(repository: Path, t
     assert table.min() >= 0
     assert table.max() < experts
     assert all(len(set(row)) == len(row) for row in table.tolist())
+
+
+def test_the_released_checkpoint_is_read_checked_and_mapped_at_its_real_size(
+        repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All headers of the 510 GB checkpoint, over files whose data are holes."""
+    raw = json.loads((repository / "tests" / "golden" / "configs" / "DeepSeek-V4.1-Flash" / "config.json").read_text())
+    model, tensors = describe_tensors(raw, "official", None)
+    shards = plan_shards({name: t.stored for name, t in tensors.items()}, 11 * 10**9)
+    for shard in shards:
+        head = header_bytes(shard)
+        with (tmp_path / shard.file).open("wb") as f:
+            f.write(head)
+            f.truncate(len(head) + sum(t.nbytes for t in shard.tensors.values()))
+    weight_map = {name: s.file for s in shards for name in s.tensors}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    places = read_places(tmp_path)
+    headers = {name: p.tensor for name, p in places.items()}
+    assert (len(headers), sum(t.nbytes for t in headers.values())) == (96_085, 510_286_023_000)
+    params = list(model.params.declared.values())
+    ignored = check_tensors(headers, params, [(i.pattern, i.reason) for i in model.ignored], "released")
+    assert sum(len(group.names) for group in ignored) == 309
+    weights = Weights(places, params, {p.name: np.zeros(p.shape, np.int64) for p in params if p.derive})
+    bound = [pair for tensors_of in weights.addresses() for pair in tensors_of]
+    assert len({data for data, _ in bound}) == len(bound)
+    assert weights.copied.tensors == 0
+    monkeypatch.setattr(room, "free_disk", lambda _: 10**11)
+    with pytest.raises(PlanError, match=r"released: .*found 510\.3 GB to fetch into .*; allowed 100\.0 GB free"):
+        room.require_disk("released", sum(t.nbytes for t in headers.values()), tmp_path)
 
 
 def test_nothing_is_written_where_something_is_or_does_not_fit(config: Path, tmp_path: Path,

@@ -44,7 +44,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class MadeTensor:
     """One tensor to make. ``codes``: for a scale, the dtype of the codes it belongs to."""
 
     stored: StoredTensor
@@ -64,7 +64,7 @@ def make_checkpoint(config_file: Path, out: Path, *, seed: int = 0, shard_bytes:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError("the folder holds something already", where=str(out), next_step="name a new folder")
     config = Config.load(config_file)
-    model, tensors = _describe(_stored_config(config.raw, storage), storage, spec)
+    model, tensors = describe_tensors(_stored_config(config.raw, storage), storage, spec)
     total = sum(t.stored.nbytes for t in tensors.values())
     if total + _TEXT_BYTES > free_disk(out):
         raise PlanError("the checkpoint does not fit on the disk", where=str(out), found=gigabytes(total),
@@ -107,7 +107,8 @@ def _stored_config(raw: dict[str, Any], storage: str) -> dict[str, Any]:
     return config
 
 
-def _describe(raw: dict[str, Any], storage: str, spec: str | None) -> tuple[Model, dict[str, _Tensor]]:
+def describe_tensors(raw: dict[str, Any], storage: str, spec: str | None) -> tuple[Model, dict[str, MadeTensor]]:
+    """The traced model of a config, and every tensor of its checkpoint by name."""
     options = EngineOptions(cache_format="f32", act_format="f32")  # no weight depends on them; these fit any size
     model = build_model(Config(raw), options, None, spec)
     program = trace(model)
@@ -119,19 +120,19 @@ def _describe(raw: dict[str, Any], storage: str, spec: str | None) -> tuple[Mode
         model = build_model(Config(raw), options, headers, spec)
         program = trace(model)
     laws = laws_of(program)
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, MadeTensor] = {}
     for p in model.params.declared.values():
         if not p.derive:
             tensors |= _tensors(p, laws[p.name])
     for ignored in model.ignored:
-        tensors |= {name: _Tensor(t, UNUSED) for name, t in ignored.tensors.items()}
+        tensors |= {name: MadeTensor(t, UNUSED) for name, t in ignored.tensors.items()}
     return model, tensors
 
 
-def _tensors(p: ParamDecl, law: Law) -> dict[str, _Tensor]:
-    found = {name: _Tensor(p.stored(), law, p.below) for name in p.names}
+def _tensors(p: ParamDecl, law: Law) -> dict[str, MadeTensor]:
+    found = {name: MadeTensor(p.stored(), law, p.below) for name in p.names}
     if p.scale_names:
-        found |= {name: _Tensor(p.stored_scale(), law, codes=p.stored().dtype) for name in p.scale_names}
+        found |= {name: MadeTensor(p.stored_scale(), law, codes=p.stored().dtype) for name in p.scale_names}
     return found
 
 

@@ -51,7 +51,7 @@ def write_shards(folder: Path, shards: Sequence[Shard], make: Callable[[str], It
     """Write all files and, for more than one, the index. ``advance`` is told the bytes written."""
     for shard in shards:
         with (folder / shard.file).open("wb") as f:
-            f.write(_header(shard))
+            f.write(header_bytes(shard))
             for name, t in shard.tensors.items():
                 written = 0
                 for piece in make(name):
@@ -68,7 +68,8 @@ def write_shards(folder: Path, shards: Sequence[Shard], make: Callable[[str], It
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _header(shard: Shard) -> bytes:
+def header_bytes(shard: Shard) -> bytes:
+    """All of a file before its data, padded so that the data starts aligned."""
     entries, at = {}, 0
     for name, t in shard.tensors.items():
         entries[name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
