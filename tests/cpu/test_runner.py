@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ HERE = Path(__file__).parent / "runner"
 AXES = ("T", "T_kept", "T_wanted", "S", "T/2")
 SUM = Value("T", (), "i64")
 OUTPUTS = {"window": SUM, "upper": Value("T_kept", (), "i64"), "pages": Value("T_wanted", (), "i64"),
-           "params": Value("S", (), "i64"), "pinned": Value("S", (2,), "i64"), "scratch": SUM,
+           "params": Value("S", (), "i64"), "pinned": Value("S", (2,), "i64"), "scratch": SUM, "looped": SUM,
            **{f"rows_{axis}": Value(axis, (5,), "i64") for axis in AXES}}
 INTERFACE = Interface(
     params=(ParamDecl("w.weight", (1,), i64), ParamDecl("experts.{e}.weight", (1, 8), mxfp8(1, 8), stack=3)),
@@ -197,6 +198,16 @@ def test_scratch_is_aligned_and_each_thread_s_own(lib: Path) -> None:
     assert engine.run("step", batch)["scratch"].tolist() == [ids[p] + p + older[p] for p in range(60)]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 33, 64])
+def test_a_row_loop_keeps_its_values_in_one_tile(lib: Path, threads: int, rows: int) -> None:
+    engine, ids = opened(lib, threads), tokens(0, rows)
+    batch = Batch(LIMITS)
+    batch.add(ids, slot=0, c=3, blocks=table_of(0, rows + 3))
+    for _ in range(5):
+        assert engine.run("step", batch)["looped"].tolist() == [10 * t + i + 3 + 1 for i, t in enumerate(ids)]
+
+
 def test_parameters_scales_and_pins_reach_kernels(lib: Path) -> None:
     engine, batch = opened(lib), Batch(LIMITS)
     for s in range(2):
@@ -312,25 +323,37 @@ def changed(lib: Path, folder: Path, old: str, new: str) -> Path:
 
 
 @pytest.mark.parametrize(("old", "new", "sentence"), [
-    ("deepinfer-launch 1", "deepinfer-launch 2", "line 1: the record has the format 2, allowed 1..1"),
-    ("deepinfer-launch 1", "other 1", "line 1: the record is not the head of a launch table"),
-    ("lookback 2", "lookback two", "line 3: the record has lookback two, which is no integer"),
-    ("wanted 24 seq", "wanted 24 rows", "line 5: the record names an unknown axis 'rows'"),
-    ("param 1", "param 2", "line 7: the record is number 2 where 1 is due"),
-    ("entries 4", "entries 5", "line 10: .*entries x ratio other than block_tokens"),
-    ("offset 12000", "offset 16000", "line 34: the record ends at byte 16512 of an arena of 16384"),
-    ("fresh 0 0", "fresh 0 3", "line 35: .*another axis or row size"),
-    ("args s0 b2", "args s0 b99", "line 39: .*an argument 99, allowed 0..12"),
-    ("args s0 b2", "args s0 q1", "line 39: .*argument 'q1'"),
-    ("commit 0", "commit 2", "line 40: .*without fresh rows: pages"),
-    ("commit 0", "comit 0", "line 40: .*unknown kind 'comit'"),
-    ("commit 0", "commit 0 1", "line 40: .*goes on with '1'"),
-    ("commit 0", "commit", "line 40: .*ends before a state"),
-    ("output window 2", "output window 13", "line 53: .*allowed 0..12"),
+    ("deepinfer-launch 1", "deepinfer-launch 2", "the record has the format 2, allowed 1..1"),
+    ("deepinfer-launch 1", "other 1", "the record is not the head of a launch table"),
+    ("lookback 2", "lookback two", "the record has lookback two, which is no integer"),
+    ("wanted 24 seq", "wanted 24 rows", "the record names an unknown axis 'rows'"),
+    ("param 1", "param 2", "the record is number 2 where 1 is due"),
+    ("entries 4", "entries 5", "the record has entries x ratio other than block_tokens"),
+    ("offset 12000", "offset 16000", "the record ends at byte 16512 of an arena of 16384"),
+    ("fresh 0 0", "fresh 0 3", "the record gives win a buffer of another axis or row size"),
+    ("args s0 b2", "args s0 b99", "the record has an argument 99, allowed 0..14"),
+    ("args s0 b2", "args s0 q1", "the record has an argument 'q1'"),
+    ("commit 0", "commit 2", "the record commits a state without fresh rows: pages"),
+    ("commit 0", "comit 0", "the record has an unknown kind 'comit'"),
+    ("commit 0", "commit 0 1", "the record goes on with '1'"),
+    ("commit 0", "commit", "the record ends before a state"),
+    ("loop 0 8 2", "loop 0 8 1", "the record has launches 1, allowed 2.."),
+    ("launch 9 items 0 2", "launch 9 items 0 3", "the record has rows per item that do not divide"),
+    ("output window 2", "output window 15", "the record has an output buffer 15, allowed 0..14"),
+])
+def test_a_bad_table_is_refused_with_its_line(lib: Path, tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    text = (lib / "launch.txt").read_text()
+    number = text[: text.index(old)].count("\n") + 1
+    with pytest.raises(ArtifactError, match=re.escape(f"launch.txt line {number}: {sentence}")):
+        Runner(changed(lib, tmp_path, old, new))
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), [
     ("\nend\n", "\n", "ends without its last record 'end'"),
     ("kernel 8 context_sum", "kernel 8 absent", "the kernel absent of the launch table is missing"),
 ])
-def test_a_bad_table_is_refused_with_its_line(lib: Path, tmp_path: Path, old: str, new: str, sentence: str) -> None:
+def test_a_table_that_is_cut_or_names_an_absent_kernel_is_refused(lib: Path, tmp_path: Path, old: str, new: str,
+                                                                  sentence: str) -> None:
     with pytest.raises(ArtifactError, match=sentence):
         Runner(changed(lib, tmp_path, old, new))
 

@@ -131,6 +131,18 @@ void with_scratch(const DiArgs* a) {
     }
 }
 
+// A row loop: the first kernel fills a buffer of one tile, addressed by rows of the axis, the second reads it.
+void into_tile(const DiArgs* a) {
+    const DiAxis& x = a->step->axis[a->axis];
+    Span r = rows_of(a, 2);
+    for (int64_t i = r.lo; i < r.hi; ++i) *row_of(a->p[0], i) = 10 * a->step->token_ids[i] + x.pos[i];
+}
+
+void out_of_tile(const DiArgs* a) {
+    Span r = rows_of(a, 4);
+    for (int64_t i = r.lo; i < r.hi; ++i) *row_of(a->p[1], i) = *row_of(a->p[0], i) + 1;
+}
+
 void context_sum(const DiArgs* a) {
     const DiState& s = *(const DiState*)a->p[0];
     Span r = rows_of(a, 1);
