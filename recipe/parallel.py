@@ -23,7 +23,8 @@ def encode_parallel(tokenizer: Tokenizer, text: str, workers: int) -> list[int]:
 
     Args:
         tokenizer: without added tokens; its pre-tokenizer has to be the models' own.
-        workers: cores to use; 1 encodes in one piece.
+        workers: how many cores the text is cut for; 1 encodes in one piece. The thread pool of the tokenizers
+            library runs the parts; `RAYON_NUM_THREADS` bounds it.
     """
     if not text:
         return []

@@ -22,6 +22,7 @@ from deepinfer.recipe import (
     convert_request,
     render,
 )
+from deepinfer.recipe.conversation import Message
 from deepinfer.recipe.json_text import parse_json, python_style
 from deepinfer.recipe.vector_parse import replay
 
@@ -57,7 +58,11 @@ def test_calls_of_the_history_read_back_equal(
 ) -> None:
     reasoning, content = f"r{reasoning}!", f"c{content}!"
     made = tuple(ToolCall(str(k), f"f{k}", python_style(each)) for k, each in enumerate(arguments))
-    history = (User(("q",)), Assistant(content, reasoning, made), *(ToolResult((), call.id) for call in made))
+    history: tuple[Message, ...] = (
+        User(("q",)),
+        Assistant(content, reasoning, made),
+        *(ToolResult((), call.id) for call in made),
+    )
     prompt = render(Conversation(history, True, None, (Tool("f", None, {}),)), DIALECTS[dialect])
     tokenizer = tokenizers[dialect]
     ids = tokenizer.encode_prompt(prompt)
