@@ -16,12 +16,12 @@ def line(event: str, **values: object) -> str:
 def info(event: str, **values: object) -> None:
     """Log an event of ordinary life."""
     if _LOGGER.isEnabledFor(logging.INFO):
-        _LOGGER.info(line(event, **values))
+        _LOGGER.info(line(event, **values), extra={"values": {"event": event, **values}})
 
 
 def warn(event: str, **values: object) -> None:
     """Log an event that a person should look at."""
-    _LOGGER.warning(line(event, **values))
+    _LOGGER.warning(line(event, **values), extra={"values": {"event": event, **values}})
 
 
 def _shown(value: object) -> str:

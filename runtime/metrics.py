@@ -93,6 +93,14 @@ class Metrics:
         self.queued = Histogram("vllm:request_queue_time_seconds", "Arrival to first row")
         self.steps = Counter("deepinfer:steps_total", "Steps run")
 
+    def clear(self) -> None:
+        """Forget everything, as at the start."""
+        for metric in vars(self).values():
+            if isinstance(metric, Histogram):
+                metric.counts, metric.total = [0] * len(metric.counts), 0.0
+            else:
+                metric.values.clear()
+
     def text(self) -> str:
         """All metrics in the Prometheus text format."""
         lines = [line for metric in vars(self).values() for line in metric.text()]

@@ -1,0 +1,151 @@
+"""The loop of the engine process: take messages, run a step, send what it brought."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from deepinfer.errors import RequestError
+from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.metrics import Counter, Gauge, Histogram, Metrics
+from deepinfer.runtime.outputs import RequestMetrics, TokenLogprobs
+from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.sequence import Request
+from deepinfer.runtime.server import wire
+
+_IDLE_WAIT_MS = 1000
+_SNAPSHOT_SECONDS = 0.5  # between two reports of a busy engine; an idle one reports once
+
+
+class EngineLoop:
+    """Serves one front end from one engine core; everything happens in the caller's thread.
+
+    ``socket``: a PAIR socket whose other end is the front end.
+    """
+
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+        self.core, self.socket = core, socket
+        self._open: dict[int, _Open] = {}
+        self._stopping = False
+        self._reported = 0.0
+
+    def run(self) -> None:
+        """Serve until the front end says stop. An engine that fails raises; nothing is served after that."""
+        self._report()
+        while not self._stopping:
+            self._take_messages(0 if self._open else _IDLE_WAIT_MS)
+            if self._open:
+                self._step()
+        for entry in self._open.values():
+            self.core.abort(entry.request.request_id)
+
+    # ---- messages -----------------------------------------------------------------------------------------------
+    def _take_messages(self, wait_ms: int) -> None:
+        while self.socket.poll(wait_ms):
+            message = wire.decode_to_engine(self.socket.recv())
+            wait_ms = 0
+            if isinstance(message, wire.Submit):
+                self._submit(message)
+            elif isinstance(message, wire.Abort):
+                entry = self._open.get(message.id)
+                if entry is not None:
+                    self.core.abort(entry.request.request_id)
+            else:
+                self._stopping = True
+                return
+
+    def _submit(self, message: wire.Submit) -> None:
+        try:
+            params = SamplingParams(**message.sampling, detokenize=False)
+            request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params)
+            self.core.add(request)
+        except RequestError as error:
+            self._send([wire.Update(message.id, [], finish="refused", error=str(error))])
+            return
+        self._open[message.id] = _Open(request)
+
+    # ---- steps --------------------------------------------------------------------------------------------------
+    def _step(self) -> None:
+        try:
+            if self.core.requests:
+                self.core.step()
+        finally:
+            self._flush()
+        if not self._open or time.monotonic() - self._reported > _SNAPSHOT_SECONDS:
+            self._report()
+
+    def _flush(self) -> None:
+        updates = [u for key, entry in self._open.items() if (u := entry.update(key)) is not None]
+        if updates:
+            self._send(updates)
+        for u in updates:
+            if u.finish is not None:
+                del self._open[u.id]
+
+    def _send(self, updates: list[wire.Update]) -> None:
+        self.socket.send(wire.encode(wire.Step(updates)))
+
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        scheduler, memory = self.core.scheduler, self.core.memory
+        m = self.core.metrics
+        m.running.set(len(scheduler.running))
+        m.waiting.set(len(scheduler.waiting))
+        m.cache_usage.set(1 - memory.blocks.free / max(1, memory.blocks.size))
+        self.socket.send(wire.encode(wire.Snapshot(
+            snapshot(m), len(scheduler.running), len(scheduler.waiting), memory.blocks.free)))
+
+
+class _Open:
+    """A request that is being answered and how much of its answer was sent."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.sent = 0
+
+    def update(self, key: int) -> wire.Update | None:
+        r, out = self.request, self.request.outputs[0]
+        first, self.sent = self.sent, len(out.token_ids)
+        if self.sent == first and out.finish_reason is None:
+            return None
+        tokens = out.token_ids[first:]
+        if out.finish_reason == "stop" and tokens and tokens[-1] in r.ends:
+            tokens.pop()
+        logprobs = prompt = None
+        if out.logprobs is not None:
+            logprobs = [_logprob(out.logprobs[first + i], t, r.params.logprobs) for i, t in enumerate(tokens)]
+        if first == 0 and r.prompt_logprobs is not None:
+            prompt = [x if x is None else _logprob(x, r.prompt_ids[i], r.params.prompt_logprobs)
+                      for i, x in enumerate(r.prompt_logprobs)]
+        times = _times(r.metrics) if out.finish_reason is not None else None
+        return wire.Update(key, tokens, logprobs, prompt, out.finish_reason, out.error, times=times)
+
+
+def _logprob(found: TokenLogprobs, token: int, count: int | None) -> wire.TokenLogprob:
+    """``found`` holds the chosen token besides the ``count`` most probable ones."""
+    top = sorted(found.items(), key=lambda item: item[1].rank)[:count]
+    return wire.TokenLogprob(found[token].logprob, [(i, x.logprob) for i, x in top])
+
+
+def _times(m: RequestMetrics) -> wire.Times:
+    def between(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    return wire.Times(between(m.arrival_time, m.first_scheduled_time),
+                      between(m.first_scheduled_time, m.first_token_time),
+                      between(m.first_token_time, m.last_token_time))
+
+
+def snapshot(metrics: Metrics) -> list[wire.Metric]:
+    """All metrics of an engine by value."""
+    out = []
+    for m in vars(metrics).values():
+        if isinstance(m, Histogram):
+            out.append(wire.Metric("histogram", m.name, m.help, bounds=list(m.bounds), counts=list(m.counts),
+                                   total=m.total))
+        elif isinstance(m, Counter):
+            kind = "gauge" if isinstance(m, Gauge) else "counter"
+            values = dict(m.values) if m.values or m.label else {"": 0.0}
+            out.append(wire.Metric(kind, m.name, m.help, m.label, values))
+    return out

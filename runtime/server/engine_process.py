@@ -1,0 +1,126 @@
+"""The engine process: one line of settings on standard input, then messages; it ends when that input ends.
+
+    python -m deepinfer.runtime.server.engine_process
+
+The front end keeps our standard input open as long as it lives, so an engine never outlives it, even inside a step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from deepinfer.errors import DeepInferError, InternalError
+from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.engine_loop import EngineLoop
+from deepinfer.runtime.server.logs import start_logging
+from deepinfer.runtime.server.self_check import (
+    check_against_record,
+    greedy_digest,
+    machine_identity,
+    weights_identity,
+)
+
+if TYPE_CHECKING:
+    from deepinfer.runtime.llm import LLM
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start an engine; the names are those of `LLM`.
+
+    ``endpoint``: where the front end listens. ``records``: folder of the self check's records; None: no check.
+    """
+
+    endpoint: str
+    engine: str
+    checkpoint: str | None = None
+    max_num_seqs: int | None = None
+    num_blocks: int | None = None
+    threads: int | None = None
+    seed: int | None = None
+    records: str | None = None
+    log_json: bool = False
+    log_level: str = "info"
+
+
+def build(settings: EngineSettings) -> LLM:
+    """The engine with its weights."""
+    from deepinfer.runtime.llm import LLM
+
+    return LLM(settings.engine, settings.checkpoint, max_num_seqs=settings.max_num_seqs,
+               num_blocks=settings.num_blocks, threads=settings.threads, seed=settings.seed,
+               progress=not settings.log_json)
+
+
+def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> int:
+    """Start an engine and serve until the front end says stop. Returns the exit code of docs/errors.md."""
+    start = time.monotonic()
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.set_hwm(0)
+    socket.connect(settings.endpoint)
+    try:
+        llm = make(settings)
+        with llm:
+            fingerprint = _check(llm, settings)
+            plan, memory = llm.plan, llm.core.memory
+            folder = llm.core.engine.checkpoint
+            socket.send(wire.encode(wire.Hello(
+                plan.model, plan.target, plan.max_model_len, plan.vocab_size, memory.slots.size, memory.blocks.size,
+                plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start)))
+            EngineLoop(llm.core, socket).run()
+        return 0
+    except DeepInferError as error:
+        socket.send(wire.encode(wire.Failed(str(error), error.exit_code)))
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        socket.send(wire.encode(wire.Failed(f"the engine failed: {what}", InternalError.exit_code)))
+        return InternalError.exit_code
+    finally:
+        socket.close()
+        context.term()
+
+
+def _check(llm: LLM, settings: EngineSettings) -> str:
+    """Run the self check; a name for engine and weights that answers carry as `system_fingerprint`."""
+    digest = greedy_digest(llm.core)
+    llm.core.metrics.clear()
+    weights = weights_identity(llm.core.engine.checkpoint)
+    if settings.records is not None:
+        manifest = Path(settings.engine) / "manifest.json"
+        engine = msgspec.json.decode(manifest.read_bytes())["digest"] if manifest.is_file() else settings.engine
+        check_against_record(digest, Path(settings.records), {
+            "engine": engine, "weights": weights, "machine": machine_identity(), "threads": str(settings.threads)})
+    return f"fp_{digest[:10]}"
+
+
+def _end_with_the_front_end() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main(make: Callable[[EngineSettings], LLM] = build) -> None:
+    """Read the settings and serve. ``make`` builds the engine."""
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    threading.Thread(target=_end_with_the_front_end, daemon=True, name="front-end-watch").start()
+    start_logging(settings.log_level, as_json=settings.log_json)
+    code = serve(settings, make)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the watching thread sits in a read that nothing can end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Fields beyond the official APIs: sampling options under vLLM's names, and features that are not built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepinfer.recipe import ConvertedRequest
+from deepinfer.recipe.fields import Field
+from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.wire import Sampling
+
+_GRAMMAR = "answers cannot be constrained to a grammar yet"
+_UNBUILT: Mapping[str, str] = {
+    "structured_outputs": _GRAMMAR,
+    "guided_json": _GRAMMAR,
+    "guided_regex": _GRAMMAR,
+    "guided_choice": _GRAMMAR,
+    "guided_grammar": _GRAMMAR,
+    "functions": "send tools instead",
+    "function_call": "send tool_choice instead",
+    "audio": "audio is not built",
+    "modalities": "answers are text only",
+    "prediction": "predicted outputs are not built",
+    "web_search_options": "there is no web search",
+    "use_beam_search": "beam search is not built",
+    "best_of": "one answer a request is built",
+    "prompt_logprobs": "use /v1/completions with echo and logprobs",
+    "chat_template_kwargs": 'there is no chat template; send thinking: {"type": "enabled"} or {"type": "disabled"}',
+    "documents": "put documents into the messages",
+    "lora_request": "adapters are not built",
+    "kv_transfer_params": "prefill and decode run in one process",
+}
+
+
+def refuse_unbuilt_fields(root: Field) -> None:
+    """Refuse, by name, a field that asks for something that is not built."""
+    for name, why in _UNBUILT.items():
+        found = root.optional(name)
+        if found is not None and found.value not in (False, [], {}, 1 if name == "best_of" else None, ["text"]):
+            raise HttpFailure(400, f"{name} is not supported: {why}.", code="unsupported_field", param=name)
+
+
+def refuse_unbuilt_features(request: ConvertedRequest) -> None:
+    """Refuse a request whose form is right and that needs what this server does not have."""
+    for image in request.image_sources:
+        raise _unsupported(image.path, "this engine reads text only")
+    field = {"chat": "response_format", "responses": "text.format"}.get(request.api, "output_format")
+    kind = request.conversation.response_format.kind
+    if kind in ("json_schema", "regex"):
+        raise _unsupported(field, f"{kind} needs constrained decoding, which is not built; "
+                                  "json_object asks for JSON in the prompt without enforcing it")
+    for place, tool in enumerate(request.conversation.tools):
+        if tool.strict and request.api != "messages":
+            inner = "function.strict" if request.api == "chat" else "strict"
+            raise _unsupported(f"tools[{place}].{inner}", "strict arguments need constrained decoding, which is not "
+                                                          "built; leave it out or send false")
+
+
+def sampling_extensions(root: Field) -> Sampling:
+    """Sampling options under vLLM's names; their values are checked by SamplingParams."""
+    out: Sampling = {}
+    for name in ("top_k", "min_tokens"):
+        if (found := root.optional(name)) is not None:
+            out[name] = _whole(found)
+    for name in ("min_p", "repetition_penalty"):
+        if (found := root.optional(name)) is not None:
+            out[name] = found.number()
+    if (found := root.optional("ignore_eos")) is not None:
+        out["ignore_eos"] = found.boolean()
+    if (found := root.optional("stop_token_ids")) is not None:
+        out["stop_token_ids"] = [_whole(item) for item in found.items()]
+    return out
+
+
+def _whole(field: Field) -> int:
+    if isinstance(field.value, bool) or not isinstance(field.value, int):
+        raise field.wrong("a whole number")
+    return field.value
+
+
+def _unsupported(field: str, why: str) -> HttpFailure:
+    return HttpFailure(400, f"{field} is not supported: {why}.", code="unsupported_field", param=field)
+
+
+def plain_sampling(request: ConvertedRequest, max_tokens: int) -> Sampling:
+    """What a converted request asks of sampling, as arguments of SamplingParams."""
+    asked: dict[str, Any] = {"temperature": request.inference.temperature, "top_p": request.inference.top_p,
+                             "max_tokens": max_tokens}
+    if request.inference.seed is not None:
+        asked["seed"] = request.inference.seed
+    if request.inference.logprobs:
+        asked["logprobs"] = request.inference.top_logprobs or 0
+    return asked

@@ -1,0 +1,174 @@
+"""What the routes share: settings, the engine, the vocabulary, and who may be served now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer.errors import DeepInferError
+from deepinfer.recipe import ConversionOptions, Model
+from deepinfer.recipe.options import CLAUDE_PREFIXES
+from deepinfer.runtime import events
+from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.engine_link import EngineLink, State
+from deepinfer.runtime.server.engine_process import EngineSettings
+from deepinfer.runtime.server.export import ServerMetrics
+from deepinfer.runtime.server.failures import HttpFailure, unavailable
+from deepinfer.runtime.server.ticket import EngineGone, Ticket
+from deepinfer.runtime.server.vocabulary import Vocabulary, read_vocabulary
+
+_SUMMARY_SECONDS = 10.0
+_AVERAGING = 0.1  # weight of the newest request in the mean time that Retry-After is made of
+_LONGEST_RETRY = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Choices of whoever runs the server.
+
+    Attributes:
+        names: served model names, the first one is shown. ``keys``: API keys; none: everybody may ask.
+        max_model_len: shorter than the engine's, if given. ``max_queue``: requests that wait beside the running ones.
+        max_body: bytes of a request. ``keep_alive``: seconds of silence before a sign of life.
+        stream_buffer: tokens of one answer that wait for a slow reader before it is cut.
+        tokenizer: a tokenizer.json or its folder, where it is not the checkpoint's. ``dialect``: of prompts, by name.
+        default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
+        drain: seconds that running answers get after SIGTERM.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    max_queue: int = 256
+    max_body: int = 48 << 20
+    keep_alive: float = 10.0
+    stream_buffer: int = 4096
+    tokenizer: Path | None = None
+    dialect: str | None = None
+    default_thinking: bool = True
+    repair: bool = False
+    drain: float = 30.0
+
+
+class Service:
+    """The state of a front end. All methods run in its event loop."""
+
+    def __init__(self, settings: ServerSettings, engine: EngineSettings, command: list[str]) -> None:
+        self.settings = settings
+        self.created = int(time.time())
+        self.link = EngineLink(command, engine, most_waiting=settings.stream_buffer, on_update=self._updated)
+        self.metrics = ServerMetrics(settings.names[0], lambda: self.link.snapshot, lambda: self.link.restarts)
+        self.vocabulary: Vocabulary | None = None
+        self.fatal: DeepInferError | None = None  # why the server cannot go on
+        self.draining = False
+        self._mean_seconds = 1.0
+        self._tokens = [0, 0]  # prompt and answer tokens since the last summary
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Start the engine and what watches it."""
+        self.link.start()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._summarise())]
+
+    async def stop(self) -> None:
+        """End the engine process."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.link.stop()
+
+    def drain(self) -> None:
+        """Take no new requests; those that run go on."""
+        self.draining = True
+        events.info("draining", open_requests=self.link.open_requests, seconds=self.settings.drain)
+
+    async def _watch(self) -> None:
+        while True:
+            await self.link.changed.wait()
+            self.link.changed.clear()
+            if self.link.state is State.READY and self.vocabulary is None:
+                try:
+                    self.vocabulary = await asyncio.to_thread(self._read_vocabulary)
+                except DeepInferError as error:
+                    self.fatal = error
+
+    def _read_vocabulary(self) -> Vocabulary:
+        s, folder = self.settings, self.link.require_hello().checkpoint
+        found = read_vocabulary(s.tokenizer or (Path(folder) if folder else None), s.dialect)
+        dialect = found.dialect.name if found.dialect is not None else None
+        events.info("vocabulary_ready", tokenizer=found.has_text, dialect=dialect)
+        return found
+
+    # ---- admission ----------------------------------------------------------------------------------------------
+    @property
+    def not_ready(self) -> str | None:
+        """Why no request can be taken now; None: it can."""
+        if self.draining:
+            return "the server is shutting down"
+        if self.link.state is not State.READY:
+            return self.link.reason
+        return "the tokenizer is being read" if self.vocabulary is None else None
+
+    def require_ready(self) -> Vocabulary:
+        """HttpFailure 503 when no request can be taken, 429 when too many wait already."""
+        reason = self.not_ready
+        if reason is not None or self.vocabulary is None:
+            self.metrics.refused("draining" if self.draining else "unavailable")
+            raise unavailable(reason or "", retry_after=5.0 if self.draining else 1.0)
+        slots, waiting = self.link.require_hello().slots, self.link.open_requests
+        if waiting >= slots + self.settings.max_queue:
+            self.metrics.refused("queue_full")
+            seconds = min(_LONGEST_RETRY, self._mean_seconds * (waiting - slots + 1) / slots)
+            raise HttpFailure(429, f"The queue is full: {waiting} requests are open, at most "
+                                   f"{slots + self.settings.max_queue} are taken.", code="queue_full",
+                              retry_after=seconds)
+        return self.vocabulary
+
+    def submit(self, ids: list[int], sampling: wire.Sampling) -> Ticket:
+        """Hand a prepared request to the engine; HttpFailure as `require_ready`."""
+        self.require_ready()
+        try:
+            return self.link.submit(ids, sampling)
+        except EngineGone as gone:
+            raise unavailable(str(gone)) from None
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer."""
+        engine = self.link.require_hello().max_model_len
+        return min(engine, self.settings.max_model_len or engine)
+
+    def conversion(self, api: str, vocabulary: Vocabulary) -> ConversionOptions:
+        """How requests of an API are converted: every served name has the dialect of the one model."""
+        dialect = vocabulary.conversation_dialect()
+        model = Model(self.link.require_hello().model, dialect.name)
+        prefixes = tuple((beginning, model) for beginning, _ in CLAUDE_PREFIXES) if api == "messages" else ()
+        return ConversionOptions(default_thinking=self.settings.default_thinking,
+                                 models=dict.fromkeys(self.settings.names, model), prefixes=prefixes)
+
+    # ---- bookkeeping --------------------------------------------------------------------------------------------
+    def _updated(self, ticket: Ticket, update: wire.Update) -> None:
+        self._tokens[1] += len(update.tokens)
+        if update.finish is not None:
+            seconds = time.monotonic() - ticket.started
+            self._mean_seconds += _AVERAGING * (seconds - self._mean_seconds)
+            self._tokens[0] += ticket.prompt_tokens
+        self.metrics.updated(ticket, update)
+
+    async def _summarise(self) -> None:
+        """One line every ten seconds in which something happened."""
+        idle = True
+        while True:
+            await asyncio.sleep(_SUMMARY_SECONDS)
+            (prompt, generated), self._tokens = self._tokens, [0, 0]
+            snapshot, hello = self.link.snapshot, self.link.hello
+            quiet = not (prompt or generated or self.link.open_requests)
+            if snapshot is not None and hello is not None and not (idle and quiet):
+                used = 1 - snapshot.free_blocks / max(1, hello.blocks)
+                events.info("load", running=snapshot.running, waiting=snapshot.waiting, open=self.link.open_requests,
+                            cache_used=round(used, 3), prompt_tokens_per_s=round(prompt / _SUMMARY_SECONDS, 1),
+                            tokens_per_s=round(generated / _SUMMARY_SECONDS, 1))
+            idle = quiet

@@ -1,0 +1,109 @@
+"""The routes that tell: probes, models, metrics, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+import deepinfer
+from deepinfer.recipe import convert_request
+from deepinfer.recipe.fields import Field, read_body
+from deepinfer.runtime.server.engine_link import State
+from deepinfer.runtime.server.export import CONTENT_TYPE
+from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.routes import read_limited
+from deepinfer.runtime.server.service import Service
+from deepinfer.runtime.server.vocabulary import Vocabulary
+
+
+def status_routes(service: Service) -> APIRouter:
+    """GET routes, and the two that turn text into ids and back."""
+    router = APIRouter()
+    link = service.link
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Alive, also while the engine starts or a step takes long; 503 with the reason when the engine is gone."""
+        if link.state in (State.DOWN, State.STOPPED):
+            return JSONResponse({"status": str(link.state), "reason": link.reason}, 503)
+        return JSONResponse({"status": str(link.state)})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Requests are taken: weights are loaded, the self check has passed, nobody is shutting down."""
+        reason = service.not_ready
+        if reason is not None:
+            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        return JSONResponse({"status": "ready", "fingerprint": link.require_hello().fingerprint})
+
+    @router.get("/version")
+    async def version() -> Response:
+        hello = link.hello
+        return JSONResponse({"version": deepinfer.__version__, "distribution": deepinfer.DISTRIBUTION,
+                             "target": hello.target if hello else None,
+                             "fingerprint": hello.fingerprint if hello else None})
+
+    @router.get("/load")
+    async def load() -> Response:
+        snapshot = link.snapshot
+        return JSONResponse({
+            "open": link.open_requests, "running": snapshot.running if snapshot else 0,
+            "waiting": snapshot.waiting if snapshot else 0, "free_blocks": snapshot.free_blocks if snapshot else 0,
+            "blocks": link.hello.blocks if link.hello else 0})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/models")
+    @router.get("/anthropic/v1/models")
+    async def models() -> Response:
+        cards = [_card(service, name) for name in service.settings.names]
+        return JSONResponse({"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"],
+                             "last_id": cards[-1]["id"]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        if name not in service.settings.names:
+            raise HttpFailure(404, f"The model {name!r} is not served; served: {', '.join(service.settings.names)}.",
+                              code="model_not_found", param="model")
+        return JSONResponse(_card(service, name))
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        vocabulary = service.require_ready()
+        root = read_body(await read_limited(request, service.settings.max_body))
+        ids = await asyncio.to_thread(_ids, service, root, vocabulary)
+        pieces = [vocabulary.tokenizer.token_text(i) for i in ids] if root.flag_at("return_token_strs") else None
+        return JSONResponse({"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids,
+                             "token_strs": pieces})
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        vocabulary = service.require_ready()
+        root = read_body(await read_limited(request, service.settings.max_body))
+        ids = [item.integer(31) for item in root.required("tokens").items()]
+        return JSONResponse({"prompt": vocabulary.tokenizer.decode(ids)})
+
+    return router
+
+
+def _ids(service: Service, root: Field, vocabulary: Vocabulary) -> list[int]:
+    """Ids of `prompt`, in which nothing becomes a control token, or of the prompt that `messages` make."""
+    if "messages" in root:
+        body = {"model": service.settings.names[0], **root.value}
+        return vocabulary.prompt(convert_request("chat", body, service.conversion("chat", vocabulary)))
+    return vocabulary.tokenizer.encode(root.required("prompt").text())
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    """A model as clients of both families read it."""
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created))
+    hello = service.link.hello
+    return {"id": name, "object": "model", "created": service.created, "owned_by": deepinfer.DISTRIBUTION,
+            "root": hello.model if hello else None, "max_model_len": service.max_model_len if hello else None,
+            "type": "model", "display_name": name, "created_at": created}

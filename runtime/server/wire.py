@@ -1,0 +1,161 @@
+"""What the front end and the engine process say to each other: typed messages in msgpack, ids and numbers only.
+
+Each side knows the exact form of what it may receive; bytes of any other form raise `InternalError`. Nothing that
+arrives is ever executed or imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from deepinfer.errors import InternalError
+
+Sampling: TypeAlias = dict[str, Any]
+"""Keyword arguments of SamplingParams: numbers, flags, lists and maps of them."""
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """A token's log-probability and those of the most probable ones, (id, value)."""
+
+    value: float
+    top: list[tuple[int, float]]
+
+
+class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True):
+    """A request: ``prompt`` holds the ids as little-endian int32."""
+
+    id: int
+    prompt: bytes
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
+    """Nobody waits for this request any more."""
+
+    id: int
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
+    """The process should give its memory back and end."""
+
+
+class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
+    """The engine can serve. ``checkpoint``: the folder whose tokenizer belongs to it; ``seconds``: to get here."""
+
+    model: str
+    target: str
+    max_model_len: int
+    vocab_size: int
+    slots: int
+    blocks: int
+    block_tokens: int
+    checkpoint: str | None
+    fingerprint: str
+    seconds: float
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+    """The engine cannot start or go on; ``exit_code`` as in docs/errors.md."""
+
+    sentence: str
+    exit_code: int
+
+
+class Times(msgspec.Struct, array_like=True, frozen=True):
+    """Seconds of a finished request, all of the engine's clock; None: it did not get there."""
+
+    queue: float | None
+    prefill: float | None
+    decode: float | None
+
+
+class Update(msgspec.Struct, array_like=True, frozen=True):
+    """What a step brought one request.
+
+    ``tokens``: new ids, without the end token. ``finish``: stop, length, abort, error, or refused (the engine cannot
+    serve it and never began). ``prompt_logprobs``: with the first tokens, one entry a prompt token, None for the first.
+    """
+
+    id: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish: str | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    times: Times | None = None
+
+
+class Step(msgspec.Struct, array_like=True, tag="step", frozen=True):
+    """The news of one step."""
+
+    updates: list[Update]
+
+
+class Metric(msgspec.Struct, array_like=True, frozen=True):
+    """One metric by value: ``kind`` counter, gauge or histogram.
+
+    ``values``: by label value ("" without a label). ``counts``: of a histogram's buckets, each apart.
+    """
+
+    kind: str
+    name: str
+    help: str
+    label: str = ""
+    values: dict[str, float] = {}
+    bounds: list[float] = []
+    counts: list[int] = []
+    total: float = 0.0
+
+
+class Snapshot(msgspec.Struct, array_like=True, tag="snapshot", frozen=True):
+    """The engine's metrics. ``free_blocks``: of the cache."""
+
+    metrics: list[Metric]
+    running: int
+    waiting: int
+    free_blocks: int
+
+
+ToEngine: TypeAlias = Submit | Abort | Stop
+FromEngine: TypeAlias = Hello | Failed | Step | Snapshot
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """A message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """A message of the front end."""
+    try:
+        return _to_engine.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InternalError(f"the front end sent no valid message: {error}") from None
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    """A message of the engine process."""
+    try:
+        return _from_engine.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InternalError(f"the engine sent no valid message: {error}") from None
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Ids as little-endian int32."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The ids of `pack_ids`."""
+    ids: list[int] = np.frombuffer(data, dtype="<i4").tolist()
+    return ids
