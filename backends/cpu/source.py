@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,17 @@ def render(spec: KernelSpec, *, rows_per_item: int, items_per_tile: int, scratch
     return Source(spec.symbol, text, SUFFIX, rows_per_item, items_per_tile, scratch_bytes)
 
 
-def dispatcher(symbols: Sequence[str], kinds: Sequence[Variant]) -> str:
-    """Text of the unit that exports the kernels and forwards to the variant that this machine runs best."""
+def dispatcher(forms: Mapping[str, Sequence[Variant]], kinds: Sequence[Variant]) -> str:
+    """Text of the unit that exports the kernels and forwards to the variant that this machine runs best.
+
+    ``forms``: variants that each symbol is built in; ``kinds``: all variants, plainest first. A symbol runs the last of
+    its variants that is no richer than the one chosen.
+    """
+    names = [v.name for v in kinds]
+    rows = {}
+    for symbol in sorted(forms):
+        built = [v.name for v in forms[symbol]]
+        rows[symbol] = [max((b for b in built if names.index(b) <= n), key=names.index) for n in range(len(names))]
     return _environment().get_template("dispatch.cpp.jinja").render(
-        symbols=sorted(symbols), variants=[v.name for v in kinds], tests=[(v.name, v.test) for v in kinds])
+        forms=rows, built={s: [v.name for v in forms[s]] for s in rows}, variants=names,
+        tests=[(v.name, v.test) for v in kinds])

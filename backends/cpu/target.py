@@ -27,12 +27,22 @@ class Variant:
 
 
 _AVX512 = ("f", "bw", "dq", "vl")
+# The vector header of gcc 12 makes "undefined" vectors that its own warnings take for mistakes.
+_QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 PORTABLE = Variant("portable", (), "true")
-AVX512 = Variant("avx512", (*(f"-mavx512{x}" for x in _AVX512), "-mfma", "-mprefer-vector-width=512"),
+AVX512 = Variant("avx512", (*(f"-mavx512{x}" for x in _AVX512), "-mfma", "-mprefer-vector-width=512",
+                            *_QUIET),
                  " && ".join(f'__builtin_cpu_supports("avx512{x}")' for x in _AVX512))
 
 
-def variants(machine: str | None = None) -> tuple[Variant, ...]:
-    """Variants for a kind of machine (default: this one), the plainest first; the last that runs is used."""
-    x86 = (machine or platform.machine()).lower() in ("x86_64", "amd64")
-    return (PORTABLE, AVX512) if x86 else (PORTABLE,)
+# Adds byte permutations and the bf16 dot product; only contractions gain by it.
+AVX512_BF16 = Variant("avx512_bf16", (*AVX512.flags, "-mavx512vbmi", "-mavx512bf16"),
+                      f'{AVX512.test} && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16")')
+
+
+def variants(contracts: bool, machine: str | None = None) -> tuple[Variant, ...]:
+    """Variants of a kernel for a kind of machine (default: this one), the plainest first; the last that runs is used.
+    ``contracts``: the kernel multiplies with weights."""
+    if (machine or platform.machine()).lower() not in ("x86_64", "amd64"):
+        return (PORTABLE,)
+    return (PORTABLE, AVX512, AVX512_BF16) if contracts else (PORTABLE, AVX512)

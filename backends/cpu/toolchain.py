@@ -16,7 +16,7 @@ from threading import Lock
 
 from deepinfer.backends.base import Binary, Source
 from deepinfer.backends.cpu.source import dispatcher
-from deepinfer.backends.cpu.target import Variant, variants
+from deepinfer.backends.cpu.target import PORTABLE, Variant, variants
 from deepinfer.codegen.cache import Cache, Entry, file_digest
 from deepinfer.errors import ToolchainError
 from deepinfer.machine import cxx_compiler
@@ -25,11 +25,13 @@ from deepinfer.runtime.native.build import SOURCE_FOLDER, compiler_name
 LIBRARY = "kernels.so"
 PRELUDE = "di_all.h"
 INCLUDE = Path(__file__).resolve().parent / "include"
+# gcc 12 warns about iterations of unrolled remainder loops that cannot run: no -Waggressive-loop-optimizations.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
          "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wno-psabi",
-         "-Wno-unknown-pragmas")
+         "-Wno-aggressive-loop-optimizations")
 LINK_FLAGS = ("-shared", "-s", "-Wl,--build-id=none", "-Wl,-z,now", "-static-libgcc")
 LIBRARIES = ("-lm",)
+CONTRACTION = '#include "di_gemm.h"'  # in the text of every kernel that multiplies with weights
 
 
 @lru_cache(maxsize=1)
@@ -114,11 +116,10 @@ def compile_sources(sources: Sequence[Source], *, jobs: int, progress: Callable[
                     cache: Cache | None = None) -> Binary:
     """``kernels.so`` of the sources (distinct symbols). ``progress`` is told each symbol that is ready."""
     tools = Toolchain(cache)
-    kinds = variants()
-    units = [Unit(f"{s.symbol}_{v.name}", s.text, v) for s in sources for v in kinds]
-    main = dispatcher([s.symbol for s in sources], kinds)
-    units.append(Unit("dispatch", main, kinds[0]))
-    left: dict[str, int] = {s.symbol: len(kinds) for s in sources}
+    forms = {s.symbol: variants(contracts=CONTRACTION in s.text) for s in sources}
+    units = [Unit(f"{s.symbol}_{v.name}", s.text, v) for s in sources for v in forms[s.symbol]]
+    units.append(Unit("dispatch", dispatcher(forms, variants(contracts=True)), PORTABLE))
+    left = {symbol: len(kinds) for symbol, kinds in forms.items()}
     objects: list[tuple[str, Entry]] = []
     # The longest texts first: the last job to end should be a short one.
     queue = sorted(units, key=lambda u: (-len(u.text), u.name))

@@ -75,36 +75,81 @@ struct DiWeightHadamard {
     }
 };
 
-// ---- the portable form ---------------------------------------------------------------------------------------------------
-enum { DI_GEMM_ROWS = 64 };
+// ---- any instruction set: weights decoded to f32 in strips ---------------------------------------------------------------
+enum { DI_GEMM_ROWS = 64, DI_GEMM_COLUMNS = 4 };
 
-template <class X>
-DI_INLINE DiV di_dot_strip(DiV acc, const float* w, const X* x, int n) {
-    int k = 0;
-    for (; k + DI_LANES <= n; k += DI_LANES) acc += di_load(w + k) * di_load(x + k);
-    if (k < n) acc += di_load_some(w + k, n - k) * di_load_some(x + k, n - k);
-    return acc;
-}
-
-// Columns n0 .. n0 + n - 1 of m <= DI_GEMM_ROWS rows into out[i * ld + j]. Decoded strips of a weight row serve all rows.
-template <int K, class W, class X>
-static void di_gemm_portable(const W& w, int64_t n0, int n, const X* const* x, int m, float* out, int ld) {
-    DiV acc[DI_GEMM_ROWS];
-    float strip[DI_STRIP];
-    for (int j = 0; j < n; ++j) {
-        for (int i = 0; i < m; ++i) acc[i] = DiV{};
-        for (int k = 0; k < K; k += DI_STRIP) {
-            const int c = K - k < DI_STRIP ? K - k : DI_STRIP;
-            w.decode(n0 + j, k, c, strip);
-            for (int i = 0; i < m; ++i) acc[i] = di_dot_strip(acc[i], strip, x[i] + k, c);
+// acc[i][j] += x_i . w_j over n elements of a strip, for I rows and J columns. TAIL: n may be no multiple of the lanes.
+template <int I, int J, bool TAIL, class X>
+DI_INLINE void di_gemm_strip(const float* w, const X* const* x, int k, int n, DiV (*acc)[DI_GEMM_COLUMNS]) {
+    DiV a[I][J];
+    for (int i = 0; i < I; ++i) {
+        for (int j = 0; j < J; ++j) a[i][j] = acc[i][j];
+    }
+    int t = 0;
+    for (; t + DI_LANES <= n; t += DI_LANES) {
+        DiV b[J];
+        for (int j = 0; j < J; ++j) b[j] = di_load(w + j * DI_STRIP + t);
+        for (int i = 0; i < I; ++i) {
+            const DiV v = di_load(x[i] + k + t);
+            for (int j = 0; j < J; ++j) a[i][j] = di_fma(v, b[j], a[i][j]);
         }
-        for (int i = 0; i < m; ++i) out[i * ld + j] = di_sum(acc[i]);
+    }
+    if (TAIL && t < n) {
+        for (int i = 0; i < I; ++i) {
+            const DiV v = di_load_some(x[i] + k + t, n - t);
+            for (int j = 0; j < J; ++j) a[i][j] = di_fma(v, di_load_some(w + j * DI_STRIP + t, n - t), a[i][j]);
+        }
+    }
+    for (int i = 0; i < I; ++i) {
+        for (int j = 0; j < J; ++j) acc[i][j] = a[i][j];
     }
 }
 
+// J columns from n0 of m <= DI_GEMM_ROWS rows into out[i * ld + j]. A decoded strip of the weights serves all rows.
+template <int K, int J, class W, class X>
+static void di_gemm_decoded(const W& w, int64_t n0, const X* const* x, int m, float* out, int ld) {
+    DiV acc[DI_GEMM_ROWS][DI_GEMM_COLUMNS];
+    float strip[J * DI_STRIP];
+    for (int i = 0; i < m; ++i) {
+        for (int j = 0; j < J; ++j) acc[i][j] = DiV{};
+    }
+    for (int k = 0; k < K; k += DI_STRIP) {
+        const int n = K - k < DI_STRIP ? K - k : DI_STRIP;
+        for (int j = 0; j < J; ++j) w.decode(n0 + j, k, n, strip + j * DI_STRIP);
+        int i = 0;
+        for (; i + 4 <= m; i += 4) di_gemm_strip<4, J, K % DI_LANES != 0>(strip, x + i, k, n, acc + i);
+        for (; i < m; ++i) di_gemm_strip<1, J, K % DI_LANES != 0>(strip, x + i, k, n, acc + i);
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int j = 0; j < J; ++j) out[i * ld + j] = di_sum(acc[i][j]);
+    }
+}
+
+// Columns n0 .. n0 + n - 1 of m rows into out[i * ld + j].
+template <int K, class W, class X>
+static void di_gemm_columns(const W& w, int64_t n0, int n, const X* const* x, int m, float* out, int ld) {
+    int j = 0;
+    for (; j + DI_GEMM_COLUMNS <= n; j += DI_GEMM_COLUMNS) {
+        di_gemm_decoded<K, DI_GEMM_COLUMNS>(w, n0 + j, x, m, out + j, ld);
+    }
+    for (; j < n; ++j) di_gemm_decoded<K, 1>(w, n0 + j, x, m, out + j, ld);
+}
+
+}  // namespace DI_ISA
+
+#include "di_gemm_bf16.h"
+
+namespace DI_ISA {
+
+// m rows at x[0 .. m - 1] times columns n0 .. n0 + n - 1, into out[i * ld + j].
 template <int K, class W, class X>
 static void di_gemm(const W& w, int64_t n0, int n, const X* const* x, int m, float* out, int ld) {
-    di_gemm_portable<K>(w, n0, n, x, m, out, ld);
+    for (int i = 0; i < m; i += DI_GEMM_ROWS) {
+        const int rows = m - i < DI_GEMM_ROWS ? m - i : DI_GEMM_ROWS;
+        if (!di_gemm_dot<K>(w, n0, n, x + i, rows, out + i * ld, ld)) {
+            di_gemm_columns<K>(w, n0, n, x + i, rows, out + i * ld, ld);
+        }
+    }
 }
 
 }  // namespace DI_ISA
