@@ -48,7 +48,8 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
 
     ``model``: a folder with config.json (weights are not read; their headers decide the storage formats) or a hub id.
     ``spec``: dotted name of a spec module, for models that are not registered; ``workspace_bytes``: memory of the
-    values inside a row loop (plan/row_loops.py). Raises SpecError, PlanError, ToolchainError, ArtifactError; nothing is left behind half-written.
+    values inside a row loop (plan/row_loops.py). Raises SpecError, PlanError,
+    ToolchainError, ArtifactError; nothing is left behind half-written.
     """
     start = perf_counter()
     show = console or Console(stderr=True)

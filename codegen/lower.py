@@ -92,8 +92,8 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
           on_pass: Callable[[str], None] | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> Plan:
     """Trace, choose numerics, narrow rows, fuse and lay out: everything up to source text.
 
-    ``dump``: folder for one numbered text file a pass; ``workspace_bytes``: see ``plan/row_loops.py``. Raises SpecError,
-    PlanError.
+    ``dump``: folder for one numbered text file a pass; ``workspace_bytes``: see ``plan/row_loops.py``. Raises
+    SpecError, PlanError.
     """
     log = PassLog(dump, on_pass)
     with log.run("trace") as text:

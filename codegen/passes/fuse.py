@@ -92,8 +92,53 @@ class _Levels:
             self.unit[n.id] = root
             self.units[root].append(n)
         self.level: dict[int, int] = {}
-        for root in self._order():
+        self.order = self._order()
+        for root in self.order:
             self.level[root] = self._level(root)
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        for root in self.order:
+            for d in set(self.inputs(root)):
+                self.readers[d].append(root)
+        outputs = {self.unit[owner(v).id] for v in graph.outputs.values()}
+        for root in reversed(self.order):
+            if root not in outputs:
+                self._sink(root)
+
+    # ---- sinking: what is small to make again stays small until it is read ---------------------------------------
+    def _sink(self, root: int) -> None:
+        """Moves row-local work, with all that only it needs, down to its first reader, when less has to be kept in
+        between. Anchors stay: they share kernels with their neighbours."""
+        readers = self.readers[root]
+        if not readers or self.is_anchor(root) or self.units[root][0].op in ("extend", "append"):
+            return
+        room = min(self.level[r] - int(self.is_anchor(r)) for r in readers) - self.level[root]
+        down = room // 2 * 2
+        if down <= 0:
+            return
+        cone = self._cone(root)
+        stop = self.level[root] + down
+        cut = {d for u in cone for d in self.inputs(u)} - cone
+        longer = [d for d in cut if all(self.level[r] < stop for r in self.readers[d] if r not in cone)]
+        if sum(self._unit_bytes(d) for d in longer) < self._unit_bytes(root):
+            for u in cone:
+                self.level[u] += down
+
+    def _cone(self, root: int) -> set[int]:
+        """The unit and all row-local work that only it needs."""
+        cone, stack = {root}, [root]
+        while stack:
+            for d in self.inputs(stack.pop()):
+                head = self.units[d][0]
+                if d in cone or head.op in ("extend", "append", "topk") or self.is_anchor(d):
+                    continue
+                if any(r not in cone for r in self.readers[d]):
+                    continue
+                cone.add(d)
+                stack.append(d)
+        return cone
+
+    def _unit_bytes(self, root: int) -> int:
+        return max(map(_bytes, self.units[root]))
 
     @staticmethod
     def _symbolic(n: Node) -> bool:
@@ -144,6 +189,11 @@ class _Levels:
         return level
 
 
+def _bytes(n: Node) -> int:
+    """Bytes of one row as its dtype lies in memory, scales left out."""
+    return n.type.dtype.data_bytes(n.type.size) if n.type.rows is not None else 0
+
+
 def _rows(n: Node) -> Rows | None:
     if n.op in ("extend", "append"):
         return n.inputs[1].type.rows
@@ -175,43 +225,65 @@ def _anchor_regions(levels: _Levels, caps: Capabilities) -> dict[int, Region]:
     return out
 
 
-def _takes(n: Node, region: Region, inside: set[int], caps: Capabilities, levels: _Levels) -> bool:
-    """Whether a row-local node may run in the epilogue of ``region``."""
-    limit = caps.epilogue.get(region.family, "none")
-    if limit == "row" and not caps.ticket:
-        limit = "group"
-    if n.type.rows is None or not _reaches(limit, granularity(n)) or _rows(n) != region.rows:
-        return False
-    reads_anchor = False
-    for raw in n.inputs:
-        i = owner(raw)
-        if i.op in FREE or i.type.rows is None:
-            if limit == "element" and raw.op == "param" and raw.type.size != 1:
-                return False
-            continue
-        if i.id in inside:
-            reads_anchor = True
-            if limit == "element" and (raw.op in VIEWS or i.type.dims != n.type.dims):
-                return False  # it sees the columns of one tile of one result only
-        elif levels.level.get(levels.unit[i.id], -1) >= region.level:
+@dataclass
+class _Slot:
+    """The epilogue of a region as it fills up."""
+
+    region: Region
+    limit: str
+    levels: _Levels
+    taken: dict[int, Region]
+    inside: set[int]
+
+    def takes(self, n: Node) -> list[Node]:
+        """``n`` and what has to come along, in order; [] when it may not run here."""
+        along: list[Node] = []
+        return along if self._fits(n, along) and any(owner(i).id in self.inside for i in n.inputs) else []
+
+    def _fits(self, n: Node, along: list[Node]) -> bool:
+        r = self.region
+        if n.type.rows is None or not _reaches(self.limit, granularity(n)) or _rows(n) != r.rows:
             return False
-    return reads_anchor
+        for raw in n.inputs:
+            i = owner(raw)
+            if i.op in FREE or i.type.rows is None:
+                if self.limit == "element" and raw.op == "param" and raw.type.size != 1:
+                    return False
+            elif i.id in self.inside:
+                if self.limit == "element" and (raw.op in VIEWS or i.type.dims != n.type.dims):
+                    return False  # it sees the columns of one tile of one result only
+            elif i not in along and self.levels.level.get(self.levels.unit[i.id], -1) >= r.level:
+                # Made after the anchor without need of it: it can be made here as well.
+                if i.id in self.taken or self.levels.level[self.levels.unit[i.id]] > r.level + 1:
+                    return False
+                if not self._fits(i, along):
+                    return False
+        along.append(n)
+        return True
 
 
 def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> None:
     """Moves row-local nodes into anchor regions."""
-    inside: dict[int, set[int]] = {}
+    slots: dict[int, _Slot] = {}
     for n in graph.nodes:
         if n.id not in levels.unit or n.id in regions:
             continue
         candidates = {id(r): r for i in n.inputs if (r := regions.get(owner(i).id)) is not None}
         for region in candidates.values():
-            seen = inside.setdefault(id(region), {a.id for a in (*region.anchors, *region.members)})
-            if levels.level[n.id] == region.level + 1 and _takes(n, region, seen, caps, levels):
-                region.epilogue.append(n)
-                regions[n.id] = region
-                seen.add(n.id)
+            if levels.level[n.id] != region.level + 1:
+                continue
+            slot = slots.setdefault(id(region), _Slot(region, _limit(region, caps), levels, regions,
+                                                      {a.id for a in (*region.anchors, *region.members)}))
+            if found := slot.takes(n):
+                region.epilogue += found
+                regions.update((x.id, region) for x in found)
+                slot.inside |= {x.id for x in found}
                 break
+
+
+def _limit(region: Region, caps: Capabilities) -> str:
+    limit = caps.epilogue.get(region.family, "none")
+    return "group" if limit == "row" and not caps.ticket else limit
 
 
 def _trim(graph: Graph, regions: dict[int, Region], outputs: set[int], caps: Capabilities) -> None:
@@ -235,10 +307,6 @@ def _trim(graph: Graph, regions: dict[int, Region], outputs: set[int], caps: Cap
             if extra < _bytes(n):
                 region.epilogue.remove(n)
                 del regions[n.id]
-
-
-def _bytes(n: Node) -> int:
-    return n.type.dtype.data_bytes(n.type.size)
 
 
 def fuse(graph: Graph, caps: Capabilities) -> list[Region]:

@@ -81,8 +81,8 @@ def _row_counts_have_kernels(table: LaunchTable, entry: EntryTable) -> None:
 def check_table(table: LaunchTable, specs: list[KernelSpec]) -> None:
     """Raises InternalError for a table that could compute something wrong: a read before its write, two writers, shared
     bytes between live buffers, a ring committed too early, a row count without items."""
-    limits = axis_limits(table.limits, table.ratios)
     for entry in table.entries.values():
+        limits = axis_limits(entry.limits or table.limits, table.ratios)
         _reads_follow_writes(entry, specs)
         _lifetimes_do_not_overlap(entry, limits)
         _rings_commit_after_last_read(table, entry, specs)

@@ -15,6 +15,7 @@ needs no parser library and a reader no tool:
     pin 0 experts.0 k 6
     kernel 0 di_norm_1f2e3d scratch 81920
     entry step arena 1234567
+    limit step 40 kept 40 wanted 40 seq 8          # (optional) most rows in this entry
     buffer 0 axis 0 row_bytes 40960 offset 0       # buffers of the entry above
     buffer 1 axis 0 row_bytes 512 offset 0 rows 64 # a value that lives inside a row loop: room for one tile
     loop 0 64 2                                    # the next 2 launches run for 64 rows of axis 0 at a time
@@ -128,12 +129,15 @@ class TableKernel:
 
 @dataclass
 class EntryTable:
+    """``limits``: most rows of each axis in this entry, where fewer than the table's (a draft brings whole blocks)."""
+
     name: str
     buffers: list[Buffer] = field(default_factory=list)
     launches: list[Launch | Commit] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     arena_bytes: int = 0
+    limits: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,6 +178,8 @@ class LaunchTable:
 
     def _entry(self, e: EntryTable) -> list[str]:
         out = [f"entry {e.name} arena {e.arena_bytes}"]
+        if e.limits:
+            out.append("limit " + " ".join(f"{k} {v}" for k, v in e.limits.items()))
         out += [f"buffer {i} axis {self.axis(b.axis)} row_bytes {b.row_bytes} offset {b.offset}"
                 + (f" rows {b.rows}" if b.rows else "") for i, b in enumerate(e.buffers)]
         for i, s in enumerate(self.states):

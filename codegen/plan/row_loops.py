@@ -1,9 +1,10 @@
 """Row loops: runs of launches that may take a tile of rows at a time, so that what lives only inside them stays small.
 
 A step of thousands of rows would hold queries, expert slots and the like of all its rows at once. Launches on one axis
-whose rows do not read each other (no state written in the run is read in it, no unmasked block of rows) are run as a
-loop over tiles instead: values that are made and used inside need memory for one tile only. A step that fits into one
-tile runs each launch once, as without the loop.
+are run as a loop over tiles of rows instead: values that are made and used inside need memory for one tile only. This
+is the same computation as long as no row reads a later one: a row reads windows and entries up to its own position, and
+those of its tile and of earlier ones are there when it is reached. An unmasked block of rows ends a run. A step that
+fits into one tile runs each launch once, as without the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ class _Run:
 
     launches: list[Launch] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
-    written: set[int] = field(default_factory=set)
 
     @property
     def steps(self) -> list[Launch | Commit]:
@@ -35,15 +35,7 @@ class _Run:
     def takes(self, launch: Launch, spec: KernelSpec) -> bool:
         if launch.axis not in _AXES or reads_other_rows(spec):
             return False
-        if self.launches and self.launches[0].axis != launch.axis:
-            return False
-        return not any(a.kind == "s" and a.index in self.written and not op.write
-                       for a, op in zip(launch.args, spec.operands, strict=True))
-
-    def add(self, launch: Launch, spec: KernelSpec) -> None:
-        self.launches.append(launch)
-        self.written |= {a.index for a, op in zip(launch.args, spec.operands, strict=True)
-                         if a.kind == "s" and op.write}
+        return not self.launches or self.launches[0].axis == launch.axis
 
 
 def reads_other_rows(spec: KernelSpec) -> bool:
@@ -92,7 +84,7 @@ def add_row_loops(entry: EntryTable, specs: list[KernelSpec], fresh: dict[int, i
                 runs[-1].launches.append(step)
                 runs.append(_Run())
                 continue
-        runs[-1].add(step, specs[step.kernel])
+        runs[-1].launches.append(step)
     entry.launches = [x for run in runs for x in run.steps]
     plain = lifetimes(entry, fresh)
     at = 0

@@ -60,6 +60,15 @@ def axis_limits(limits: Mapping[str, int], ratios: tuple[int, ...]) -> dict[str,
     return out | {str(groups(r)): limits["step"] // r + limits["seq"] for r in ratios}
 
 
+def entry_limits(graph: Graph, limits: Mapping[str, int]) -> dict[str, int]:
+    """Most rows of an entry whose sequences bring a fixed number of rows each; {} where any number may come."""
+    rows = {n.attrs["n"] for n in graph.of("by_sequence")}
+    if not rows:
+        return {}
+    most = {axis: min(limit, max(rows) * limits["seq"]) for axis, limit in limits.items() if axis != "seq"}
+    return most | {"seq": limits["seq"]}
+
+
 class _TableBuilder:
     def __init__(self, graphs: Mapping[str, Graph], params: Mapping[str, ParamDecl], backend: Backend,
                  limits: dict[str, int], block_tokens: int, lookback: int, workspace_bytes: int) -> None:
@@ -146,7 +155,8 @@ class _EntryBuilder:
             for name in commits.get(i, []):
                 self.table.launches.append(Commit(self.parent.state_index[name], r.scope))
         self.table.outputs = {name: self.buffer_of[owner(v).id] for name, v in self.graph.outputs.items()}
-        limits = axis_limits(self.parent.out.table.limits, self.parent.out.table.ratios)
+        self.table.limits = entry_limits(self.graph, self.parent.out.table.limits)
+        limits = axis_limits(self.table.limits or self.parent.out.table.limits, self.parent.out.table.ratios)
         fresh = {self.parent.state_index[name]: b for name, b in self.fresh.items()}
         add_row_loops(self.table, self.parent.out.specs, fresh, limits, self.parent.workspace_bytes)
         self.table.buffers, self.table.arena_bytes = lay_out(lifetimes(self.table, fresh), limits)

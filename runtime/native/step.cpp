@@ -65,7 +65,7 @@ void Step::fill(const EntryRow& entry, int32_t seqs, const DiSeq* seq, const int
     if (!seq || !token_ids) fail(DI_BAD_CALL, "the batch has no sequences or no token ids");
     if (!lookback && table_.lookback) fail(DI_BAD_CALL, "the batch has no look-back ids, which this model reads");
     if (seqs < 1) fail(DI_BAD_CALL, "the batch has %d sequences, at least 1 is needed", seqs);
-    if (seqs > table_.limit[DI_AXIS_SEQ]) over(DI_AXIS_SEQ, seqs, table_.limit[DI_AXIS_SEQ]);
+    if (seqs > entry.limit[DI_AXIS_SEQ]) over(DI_AXIS_SEQ, seqs, entry.limit[DI_AXIS_SEQ]);
     ++step_number_;
     int64_t total[DI_AXIS_SEQ] = {};
     for (int32_t i = 0; i < seqs; ++i) {
@@ -76,7 +76,7 @@ void Step::fill(const EntryRow& entry, int32_t seqs, const DiSeq* seq, const int
         seqs_[(size_t)i] = seq[i];
     }
     for (int32_t a = 0; a < DI_AXIS_SEQ; ++a) {
-        if (total[a] > table_.limit[a]) over(a, total[a], table_.limit[a]);
+        if (total[a] > entry.limit[a]) over(a, total[a], entry.limit[a]);
     }
     size_t rows = (size_t)total[DI_AXIS_STEP];
     std::memcpy(token_ids_.data(), token_ids, rows * sizeof *token_ids);

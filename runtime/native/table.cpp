@@ -1,5 +1,6 @@
 #include "table.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -105,7 +106,7 @@ class Reader {
         } else if (kind == "axis") {
             axis(line);
         } else if (kind == "limit") {
-            limit(line);
+            limit(line, t_.entries.empty() ? t_.limit : t_.entries.back().limit);
         } else if (kind == "param") {
             line.next_of(t_.params.size());
             ParamRow p{line.word("a name"), 0};
@@ -141,18 +142,22 @@ class Reader {
         t_.ratio[t_.axes++] = (int32_t)line.integer("a ratio", 1, INT32_MAX);
     }
 
-    void limit(Line& line) {
+    // Of the whole table, or of the entry at whose head it stands.
+    void limit(Line& line, int64_t* most) {
+        std::fill(most, most + DI_MAX_AXES, 0);
         while (line.more()) {
             std::string name = line.word("an axis");
             int64_t rows = line.integer("a limit", 1, INT32_MAX);
-            t_.limit[axis_named(line, name)] = rows;
+            const int a = axis_named(line, name);
+            if (most != t_.limit && rows > t_.limit[a]) line.bad("raises the limit of " + name + " above the table's");
+            most[a] = rows;
         }
         for (int a = 0; a < DI_AXIS_GROUPS; ++a) {
-            if (!t_.limit[a]) line.bad(std::string("lacks a limit for ") + AXIS_NAMES[a]);
+            if (!most[a]) line.bad(std::string("lacks a limit for ") + AXIS_NAMES[a]);
         }
         // A sequence of q rows completes at most q / r + 1 groups of r.
         for (int a = DI_AXIS_GROUPS; a < t_.axes; ++a) {
-            if (!t_.limit[a]) t_.limit[a] = t_.limit[DI_AXIS_STEP] / t_.ratio[a] + t_.limit[DI_AXIS_SEQ];
+            if (!most[a]) most[a] = most[DI_AXIS_STEP] / t_.ratio[a] + most[DI_AXIS_SEQ];
         }
     }
 
@@ -198,6 +203,7 @@ class Reader {
             line.literal("arena");
             e.arena_bytes = line.integer("arena", 0, INT64_MAX / 2);
             e.fresh.assign(t_.states.size(), -1);
+            std::copy(t_.limit, t_.limit + DI_MAX_AXES, e.limit);
             t_.entries.push_back(e);
             return;
         }
@@ -238,7 +244,7 @@ class Reader {
             line.literal("rows");
             b.rows = line.integer("rows", 1, INT32_MAX);
         }
-        int64_t stop = b.offset + b.row_bytes * (b.rows ? b.rows : t_.limit[b.axis]);
+        int64_t stop = b.offset + b.row_bytes * (b.rows ? b.rows : e.limit[b.axis]);
         if (stop > e.arena_bytes) {
             line.bad("ends at byte " + std::to_string(stop) + " of an arena of " + std::to_string(e.arena_bytes));
         }

@@ -59,6 +59,7 @@ struct Phase {
 struct EntryRow {
     std::string name;
     int64_t arena_bytes = 0;
+    int64_t limit[DI_MAX_AXES] = {};  // most rows of each axis in this entry
     bool uses_pages = false;
     std::vector<BufferRow> buffers;
     std::vector<int32_t> fresh;  // by state: buffer of this step's rows, or -1
