@@ -22,7 +22,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from deepinfer.errors import InternalError, RequestError
-from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.plan import EnginePlan, Replay
 
 STEP, KEPT = "T", "T_kept"
 
@@ -67,6 +67,7 @@ class Clock:
         self.first_kept = 0
         self.starts = {STEP: 0, KEPT: 0}
         self.log: list[Replayed] = []
+        self.hit: int | None = None  # after a hit, until the next prompt: rows to run again, -1: what replay says
         self.verifying = 0  # rows of a verify whose outcome is not known yet
         self.finished = False
 
@@ -91,12 +92,28 @@ class Clock:
         return self.plan.blocks_for(self.w)
 
     # ---- transitions ------------------------------------------------------------------------------------------------
-    def prompt(self, ids: int, keep: int | None) -> None:
-        """``ids`` further ids are known and end a prompt; all layers compute its last ``keep`` rows (None: all)."""
-        self._need(not self.finished and self.pending in (0, self.n - self.row) and ids > 0, "prompt")
+    def first_row(self, ids: int, replay: Replay, wanted: int) -> int:
+        """The position at which rows start to run when ``ids`` further ids come: below h after a hit."""
+        if self.hit is None:
+            return self.row
+        if self.hit >= 0:
+            return max(0, self.h - self.hit)
+        end = self.t + ids
+        least = end - wanted + 1 - replay.depth if replay.depth else end - (replay.keep or 0)
+        return max(0, min(self.h - replay.rerun, least))
+
+    def prompt(self, ids: int, replay: Replay, wanted: int = 1) -> None:
+        """``ids`` further ids are known and end a prompt, of whose last ``wanted`` rows logits will be asked for."""
+        self._need(not self.finished and self.pending == 0 and ids > 0, "prompt")
+        if self.hit is not None:
+            self.row = self.first_row(ids, replay, wanted)
+            self.starts = {STEP: self.row, KEPT: self.row}
+            self.hit = None
+            if self.row > 0:
+                self.log.append(Replayed(STEP, self.row, self.h))
         self.t += ids
         self.prompt_end = self.t
-        self.first_kept = self.row if keep is None else max(self.row, self.t - keep)
+        self.first_kept = self.row if replay.keep is None else max(self.row, self.t - replay.keep)
         if self.first_kept > self.row:
             self.starts[KEPT] = self.first_kept
             self.log.append(Replayed(KEPT, self.first_kept))
@@ -121,7 +138,7 @@ class Clock:
 
     def draft(self, rows: int) -> Part:
         """A block of ``rows`` draft rows whose first is the anchor, at position n. Nothing is written."""
-        self._need(self.row == self.n and self.t in (self.n, self.n + 1) and rows > 0, "draft")
+        self._need(self.hit is None and self.row == self.n and self.t in (self.n, self.n + 1) and rows > 0, "draft")
         return Part(self.n, rows, rows, rows, self.h, self.starts[STEP], self.starts[KEPT])
 
     def verify(self, drafts: int) -> Part:
@@ -163,26 +180,25 @@ class Clock:
     def rewind(self, to: int) -> None:
         """Rows from position ``to`` on never were. RequestError when the rings no longer hold what that takes."""
         self._need(self.row == self.n and not self.verifying, "rewind")
-        least = max(self.h, self.starts[KEPT], self.w - self.plan.rewind_rows)
+        least = max(self.h, self.starts[KEPT], self.w - self.plan.rewind_rows) if self.hit is None else self.n
         if not least <= to <= self.n:
             raise RequestError("rows that far back are gone", where="rewind", found=to,
                                allowed=f"{least}..{self.n}", next_step="fork() before feeding, or feed again")
         self.t = self.n = self.row = to
 
     def adopt(self, floor: int, rerun: int | None = None) -> None:
-        """A prefix hit without windows: of the rows so far only the entries of positions below ``floor`` stay. The
-        ``rerun`` rows in front of it (None: as many as the plan says) run again before any new one, to fill the rings;
-        they write no entries."""
+        """A prefix hit without windows: of the rows so far only the entries of positions below ``floor`` stay.
+
+        Rows in front of it (``rerun`` of them; None: as many as the replay option of the next prompt says) run again
+        before any new one, to fill the rings; they write no entries.
+        """
         self._need(self.row == self.n and not self.verifying, "adopt")
         unit = self.plan.entry_positions
         if floor % unit or not 0 <= floor <= self.n:
             raise RequestError("the cache cannot be cut there", where="adopt", found=floor,
                                allowed=f"0..{self.n}" + (f" in steps of {unit}" if unit > 1 else ""))
-        self.t = self.n = self.w = self.h = floor
-        self.row = max(0, floor - (self.plan.rerun if rerun is None else rerun))
-        self.starts = {STEP: self.row, KEPT: self.row}
-        if self.row > 0:
-            self.log.append(Replayed(STEP, self.row, floor))
+        self.t = self.n = self.w = self.h = self.row = floor
+        self.hit = -1 if rerun is None else rerun
 
     def restart(self) -> None:
         """Every row runs again in the role it had, its memory was given up. Exact: no chunking changes a row's bits."""

@@ -85,7 +85,7 @@ class EngineCore:
             raise RequestError("texts need a tokenizer", where="bad_words", next_step="give LLM a tokenizer")
         if self.text is None and params.stop_strings:
             raise RequestError("texts need a tokenizer", where="stop", next_step="give LLM a tokenizer")
-        plan.keep_rows(params.replay)
+        plan.replay_rows(params.replay)
         most = plan.max_model_len - len(ids)
         most = most if params.max_tokens is None else min(most, params.max_tokens)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.ends)
@@ -100,10 +100,10 @@ class EngineCore:
                 raise RequestError("a request with this id is running", where="request_id", found=request.request_id)
             self._order += 1
             request.order = self._order
-            keep = self.plan.keep_rows(OFF if request.prompt_logprobs is not None else request.params.replay)
+            replay = self.plan.replay_rows(OFF if request.prompt_logprobs is not None else request.params.replay)
             ids = TokenIds(request.prompt_ids, request.most_tokens)
             clock = Clock(self.plan)
-            clock.prompt(ids.count, keep)
+            clock.prompt(ids.count, replay)
             self.requests[request.request_id] = request
             self.scheduler.add(self._sequence(request, clock, ids))
 

@@ -61,9 +61,13 @@ class LLM:
         name, slots = checkpoint or os.environ.get(LOCAL_VARIABLE) or None, _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
         running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
-        text = load_text_side(tokenizer, running.checkpoint)
-        self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=end_ids(running.checkpoint),
-                               text=text, seed=seed, spill_bytes=spill_bytes)
+        try:
+            text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)
+            self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
+                                   spill_bytes=spill_bytes)
+        except BaseException:
+            running.close()
+            raise
         self._ids = itertools.count()
         events.info("engine_started", model=self.plan.model, target=self.plan.target, slots=slots, blocks=blocks,
                     block_tokens=self.plan.block_tokens, max_model_len=self.plan.max_model_len)
@@ -81,7 +85,9 @@ class LLM:
         """Answer prompts; the results have the order of the prompts.
 
         Args:
-            prompts: a text, a list of token ids, or a list of such.
+            prompts: a text, a list of token ids, or a list of such. A text is encoded as the tokenizer does it, so
+                that a control token's spelling becomes that token: text of people who must not place such tokens
+                goes through ``deepinfer.recipe``.
             sampling_params: one for all, or one for each prompt; None: the defaults.
             priority: one number a prompt, smaller goes first.
             progress: show a progress bar. ``use_tqdm``: the same switch under vLLM's name.

@@ -7,7 +7,7 @@ Nothing in the runtime holds a block size, a window or a number of kept rows of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,23 @@ class PinPlan:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """What one replay option means for a prompt.
+
+    Args:
+        keep: rows at its end that all layers compute; None: every row.
+        rerun, exact_rerun: rows in front of a prefix hit whose windows are gone that run again: as many as the
+            training allows, and as give exact entries.
+        depth: rows, up to and with the first one whose logits are wanted, that run at least after such a hit;
+            0: no more than ``keep`` asks for.
+    """
+
+    keep: int | None
+    rerun: int
+    depth: int = 0
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     """An engine as the runtime sees it.
 
@@ -71,7 +88,8 @@ class EnginePlan:
         exact_keep: kept rows that give the results of a run that keeps all, for one wanted row; each further
             wanted row adds one.
         least_keep: fewest kept rows that the model's training allows (``exact_keep`` without such a licence).
-        rerun: rows that run again in front of a prefix hit whose windows are gone.
+        rerun, exact_rerun: rows in front of a prefix hit whose windows are gone that run again: as many as the
+            training allows, and as give exact entries.
     """
 
     model: str
@@ -92,6 +110,7 @@ class EnginePlan:
     exact_keep: int = 1
     least_keep: int = 1
     rerun: int = 0
+    exact_rerun: int = 0
 
     def __post_init__(self) -> None:
         cut = [s.name for s in self.states if s.kind == PAGED and self.block_tokens % s.ratio]
@@ -124,8 +143,13 @@ class EnginePlan:
     def blocks_for(self, rows: int) -> int:
         return -(-rows // self.block_tokens)
 
-    def keep_rows(self, option: ReplayOption, wanted: int = 1) -> int | None:
-        """K, the rows at the end of a prompt that all layers compute; None: every row.
+    @property
+    def licensed(self) -> bool:
+        """Whether the model was trained for bounded replay."""
+        return self.least_keep < self.exact_keep
+
+    def replay_rows(self, option: ReplayOption, wanted: int = 1) -> Replay:
+        """What a replay option asks for.
 
         Args:
             option: ``off``, ``exact``, a number of rows, or None for the engine's default.
@@ -137,19 +161,21 @@ class EnginePlan:
         chosen = self.replay if option is None else option
         if isinstance(chosen, str) and chosen.isdigit():
             chosen = int(chosen)
+        # A row's logits hang on exact_keep rows above the last layer that the cache reads, and on exact_rerun below it.
+        exact = Replay(None, self.exact_rerun, self.exact_keep + self.exact_rerun)
         if chosen == OFF:
-            return None
+            return Replay(None, self.rerun) if self.licensed else exact
         if chosen == EXACT:
-            return self.exact_keep + wanted - 1
+            return replace(exact, keep=self.exact_keep + wanted - 1)
         if not isinstance(chosen, int) or isinstance(chosen, bool):
             raise RequestError("unknown replay option", where="replay", found=chosen,
                                allowed="off, exact or a number of rows")
         if chosen < self.least_keep:
-            why = ("this model was not trained for bounded replay" if self.least_keep == self.exact_keep
-                   else "the model was trained for no fewer rows than that")
+            why = ("the model was trained for no fewer rows than that" if self.licensed
+                   else "this model was not trained for bounded replay")
             raise RequestError(f"replay keeps too few rows: {why}", where="replay", found=chosen,
                                allowed=f"off, exact or a number >= {self.least_keep}")
-        return chosen
+        return Replay(chosen, self.rerun) if self.licensed else replace(exact, keep=chosen)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
@@ -187,4 +213,4 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
         states=tuple(states), pins=pins, entries=tuple(graphs), draft_tokens=clock.draft,
         draft_filler=model.draft_filler, lookback=clock.lookback, replay=options.replay,
         exact_keep=clock.exact_keep, least_keep=clock.least_keep,
-        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun)
+        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun, exact_rerun=clock.exact_rerun)

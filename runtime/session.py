@@ -13,7 +13,7 @@ from deepinfer.runtime.backend import Outputs
 from deepinfer.runtime.clock import Clock, Part, Replayed
 from deepinfer.runtime.engine_core import EngineCore, fill
 from deepinfer.runtime.memory import Holding
-from deepinfer.runtime.plan import OFF, ReplayOption
+from deepinfer.runtime.plan import EXACT, OFF, ReplayOption
 from deepinfer.runtime.sequence import TokenIds
 
 Pins = Mapping[str, ArrayLike]
@@ -22,12 +22,12 @@ _AXES = {"T": "rows", "T_kept": "kept", "T_wanted": "wanted"}
 
 class Draft(NamedTuple):
     """A block of draft tokens: ids [m]; logits [m, V] that chose them; logits before the correction by the previous
-    token; confidence [m] before the sigmoid."""
+    token; confidence [m] before the sigmoid (None: the model's draft head states none)."""
 
     tokens: NDArray[np.int64]
     logits: NDArray[np.float32]
     base_logits: NDArray[np.float32]
-    confidence: NDArray[np.float32]
+    confidence: NDArray[np.float32] | None
 
 
 class Session:
@@ -38,8 +38,9 @@ class Session:
     """
 
     def __init__(self, core: EngineCore, replay: ReplayOption = OFF) -> None:
-        self._core, self.replay = core, replay
-        core.plan.keep_rows(replay)  # refuses a bad option before any memory is taken
+        self._core = core
+        self.replay: str | int = core.plan.replay if replay is None else replay
+        core.plan.replay_rows(replay)  # refuses a bad option before any memory is taken
         self._clock = Clock(core.plan)
         self._ids = TokenIds((), 0)
         self._holding: Holding | None = self._open()
@@ -81,21 +82,23 @@ class Session:
             holding, clock, plan = self._alive(), self._clock, self._core.plan
             new = self._checked(ids)
             first_new = clock.t
-            keep = plan.keep_rows(self.replay, self._wanted(wanted, len(new)))
-            start, stop = clock.row, clock.t + len(new)
+            back = self._wanted(wanted, len(new))
+            replay = plan.replay_rows(self.replay, back)
+            start, stop = clock.first_row(len(new), replay, back), clock.t + len(new)
             held = self._check_pins(pins, stop - start)
             sizes = self._sizes(chunk)
-            if wanted is not None and keep is not None and wanted > min(keep, len(new)):
+            if wanted is not None and replay.keep is not None and wanted > min(replay.keep, len(new)):
                 raise RequestError("logits of rows that are not kept", where="wanted", found=wanted,
-                                   allowed=f"0..{min(keep, len(new))}", next_step="open the session with replay=off")
+                                   allowed=f"0..{min(replay.keep, len(new))}",
+                                   next_step="open the session with replay=off")
             if not self._core.memory.prepare(holding, max(start, clock.h), stop):
                 raise PlanError("no cache blocks are free for these rows", where="feed", found=f"{len(new)} rows",
                                 next_step="close other sessions, or give LLM more num_blocks")
             self._ids.extend(new)
-            clock.prompt(len(new), keep)
-            first = max(first_new, clock.first_kept) if wanted is None else stop - wanted
-            if wanted is None and self.replay == "exact":
-                first = stop - 1
+            clock.prompt(len(new), replay, back)
+            first = max(first_new, clock.first_kept)
+            if wanted is not None or self.replay == EXACT:
+                first = stop - (back if wanted is None else wanted)
             out = [self._step(part, held, start) for part in self._parts(first, sizes)]
             return np.concatenate(out) if out else np.zeros((0, plan.vocab_size), dtype=np.float32)
 
@@ -105,7 +108,7 @@ class Session:
             holding, plan = self._alive(), self._core.plan
             if "draft" not in plan.entries:
                 raise RequestError("the engine has no draft head", where="draft")
-            if self._clock.row != self._clock.n:
+            if self._clock.hit is not None:
                 raise RequestError("rows in front of the prefix have not run again yet", where="draft",
                                    next_step="feed at least one token after adopt")
             m = plan.draft_tokens
@@ -118,7 +121,8 @@ class Session:
                       before=self._ids[max(0, part.c - plan.lookback):part.c])
             held = self._check_pins(pins, m)
             got = self._core.engine.run("draft", batch, held or None)
-            return Draft(*(np.array(got[name][0]) for name in ("tokens", "draft_logits", "base_logits", "confidence")))
+            tokens, logits, base = (np.array(got[name][0]) for name in ("tokens", "draft_logits", "base_logits"))
+            return Draft(tokens, logits, base, np.array(got["confidence"][0]) if "confidence" in got else None)
 
     # ---- history ------------------------------------------------------------------------------------------------
     def adopt(self, tokens: int, *, rerun: int | None = None) -> None:
@@ -187,10 +191,10 @@ class Session:
         return self._holding
 
     def _wanted(self, wanted: int | None, new: int) -> int:
-        """Rows whose logits come back, as far as the number of kept rows depends on it (``exact``)."""
+        """Last rows whose logits have to be what the replay option promises."""
         if wanted is not None and not 0 <= wanted <= new:
             raise RequestError("logits of rows that do not run", where="wanted", found=wanted, allowed=f"0..{new}")
-        return max(1, wanted or 1)
+        return new if wanted is None and self.replay == OFF else max(1, wanted or 1)
 
     def _checked(self, ids: Sequence[int] | NDArray[np.int64], beyond: int = 0) -> NDArray[np.int64]:
         plan = self._core.plan

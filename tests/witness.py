@@ -49,7 +49,8 @@ def witness_plan(*, window: int = 8, block: int = 16, ratio: int = 2, drafts: in
         model="witness", target="cpu", vocab_size=vocab, max_model_len=max_len, max_num_seqs=seqs,
         limits={"step": step, "kept": kept or step, "wanted": wanted, "seq": seqs}, block_tokens=block, window=window,
         states=tuple(states), entries=("step", "draft") if drafts else ("step",), draft_tokens=drafts, draft_filler=1,
-        lookback=lookback, replay=replay, exact_keep=2 * window - 1, least_keep=window, rerun=window)
+        lookback=lookback, replay=replay, exact_keep=2 * window - 1, least_keep=window, rerun=window,
+        exact_rerun=2 * window - 2)
 
 
 def _final(x: U64, tag: int) -> U64:
@@ -257,6 +258,7 @@ class Reference:
         self.ids: list[int] = []
         self.values: dict[str, dict[int, int]] = {s.name: {} for s in plan.states}
         self.floor = self.row = self.enc = self.dec = 0
+        self.hit = False
 
     def fork(self) -> Reference:
         other = Reference(self.plan)
@@ -268,6 +270,10 @@ class Reference:
         new = len(self.ids)
         self.ids += [int(i) for i in ids]
         end = len(self.ids)
+        if self.hit:
+            self.row = max(0, min(self.floor - self.plan.rerun, end - (keep or 0)))
+            self.enc = self.dec = self.row
+            self.hit = False
         first = self.row if keep is None else max(self.row, end - keep)
         if first > self.row:
             self.dec = first
@@ -277,9 +283,7 @@ class Reference:
         return logits_of(np.array([y for y in out if y is not None], dtype=np.uint64), self.plan.vocab_size)
 
     def adopt(self, tokens: int) -> None:
-        self.ids = self.ids[:tokens]
-        self.floor, self.row = tokens, max(0, tokens - self.plan.rerun)
-        self.enc = self.dec = self.row
+        self.ids, self.floor, self.hit = self.ids[:tokens], tokens, True
         for name in ("e1", "e2", "d1", "d2", "dr", "tail"):
             self.values[name] = {}
 

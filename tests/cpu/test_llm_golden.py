@@ -14,6 +14,7 @@ from interpreter_engine import InterpreterEngine
 from deepinfer.codegen.lower import row_limits
 from deepinfer.codegen.passes.narrow import narrow_model
 from deepinfer.codegen.plan.cache_plan import cache_plan
+from deepinfer.errors import RequestError
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.plan import EnginePlan, engine_plan
 from deepinfer.runtime.sampling_params import SamplingParams
@@ -152,3 +153,19 @@ def test_pinned_selections_are_the_ones_that_count(small: Case) -> None:
         shifted = (experts + 1) % small.config["text_config"]["n_routed_experts"]
         moved = s.feed(small.ids, pins={name: shifted}, chunk=50)
         assert float(np.abs(moved[-1] - small.golden["logits"][-1].numpy()).max()) > 0.01
+
+
+def test_a_model_without_a_licence_runs_again_what_makes_a_hit_exact() -> None:
+    """V4: overlapping groups, two ratios. Golden logits are of f32 arithmetic, which lands within 1.3e-4 of f64."""
+    v4 = load_case("v4_case_a")
+    plan = plan_of(v4.name)
+    assert plan.least_keep == plan.exact_keep and plan.rerun > plan.window and plan.entry_positions == 128
+    with Session(core(v4)) as s:
+        rows = s.feed(v4.ids, chunk=[1, 33, 128])
+        assert float(np.abs(rows[v4.golden["logits.rows"].numpy()] - v4.golden["logits"].numpy()).max()) < 2e-4
+        s.adopt(256)
+        again = s.feed(v4.ids[256:], chunk=50)
+        assert s.replay_log[-1].start == 257 - plan.exact_keep - plan.exact_rerun
+        assert float(np.abs(again - rows[256:]).max()) < F64
+        with pytest.raises(RequestError, match="replay: replay keeps too few rows: this model was not trained for"):
+            Session(s._core, plan.window)

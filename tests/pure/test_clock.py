@@ -36,6 +36,7 @@ from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.clock import KEPT, STEP, Clock
 from deepinfer.runtime.engine_core import EngineCore, fill
 from deepinfer.runtime.memory import SequenceMemory
+from deepinfer.runtime.plan import Replay
 from deepinfer.runtime.pool import Pool
 from deepinfer.runtime.sequence import TokenIds
 from deepinfer.runtime.session import Session
@@ -95,7 +96,7 @@ def speculative(plan: Any, prompt: list[int], count: int, accepted: random.Rando
         return engine.run("step", batch)["logits"]
 
     truth = plain(plan, prompt, count + plan.draft_tokens + 1)
-    clock.prompt(len(prompt), None)
+    clock.prompt(len(prompt), Replay(None, 0))
     memory.prepare(holding, 0, len(prompt))
     part = clock.part(len(prompt), 1)
     token = int(logits(part)[0].argmax())
@@ -137,7 +138,7 @@ def test_verified_drafts_never_change_greedy_tokens(drafts: int, ratio: int) -> 
 
 def test_a_stop_inside_an_accepted_run_cuts_it() -> None:
     clock = Clock(witness_plan(drafts=5))
-    clock.prompt(10, None)
+    clock.prompt(10, Replay(None, 0))
     clock.ran(clock.part(10, 1))
     clock.sampled()
     clock.verify(5)
@@ -149,7 +150,7 @@ def test_a_stop_inside_an_accepted_run_cuts_it() -> None:
 def test_restarted_rows_run_in_the_role_they_had() -> None:
     plan = witness_plan()
     clock = Clock(plan)
-    clock.prompt(50, 9)
+    clock.prompt(50, Replay(9, 0))
     clock.ran(clock.part(30, 0))
     before = clock.part(20, 1)
     clock.restart()
@@ -160,10 +161,10 @@ def test_restarted_rows_run_in_the_role_they_had() -> None:
 
 @pytest.mark.parametrize("wrong", [
     lambda c: c.part(0, 0), lambda c: c.part(11, 0), lambda c: c.part(5, 6), lambda c: c.sampled(),
-    lambda c: c.verify(0), lambda c: c.accept(0), lambda c: c.prompt(0, None)])
+    lambda c: c.verify(0), lambda c: c.accept(0), lambda c: c.prompt(0, Replay(None, 0))])
 def test_a_transition_out_of_turn_is_a_bug_of_ours(wrong: Callable[[Clock], Any]) -> None:
     clock = Clock(witness_plan())
-    clock.prompt(10, 8)
+    clock.prompt(10, Replay(8, 0))
     with pytest.raises(InternalError, match="the clock cannot"):
         wrong(clock)
 
@@ -226,13 +227,13 @@ def shared_blocks_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hit_leaves_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Clock.adopt
+    original = Clock.prompt
 
-    def adopt(self: Clock, floor: int) -> None:
-        starts = dict(self.starts)
-        original(self, floor)
-        self.starts = starts
-    monkeypatch.setattr(Clock, "adopt", adopt)
+    def prompt(self: Clock, *a: Any) -> None:
+        starts, hit = dict(self.starts), self.hit is not None
+        original(self, *a)
+        self.starts = starts if hit else self.starts
+    monkeypatch.setattr(Clock, "prompt", prompt)
 
 
 def lookback_ends_at_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,11 +317,44 @@ def test_a_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_starts_are_kept_apart_by_axis() -> None:
     clock = Clock(witness_plan())
-    clock.prompt(64, None)
+    clock.prompt(64, Replay(None, 0))
     clock.ran(clock.part(64, 0))
     clock.adopt(32)
-    assert clock.starts == {STEP: 24, KEPT: 24}
-    clock.prompt(60, 10)
+    clock.prompt(60, Replay(10, rerun=8))
     assert clock.starts == {STEP: 24, KEPT: 82}
     part = clock.part(68, 1)
     assert (part.c, part.floor, part.kept) == (24, 32, 10)
+
+
+def test_rows_run_again_as_far_back_as_the_replay_option_needs() -> None:
+    """Trained: one window in front of the hit, or the kept rows; exact: all that the wanted rows hang on."""
+    plan = witness_plan(window=8)  # exact: 15 kept rows, 14 in front of a hit
+
+    def first(option: Any, ids: int, wanted: int = 1, **changes: Any) -> int:
+        clock = Clock(replace(plan, **changes))
+        clock.prompt(100, clock.plan.replay_rows("off"))
+        clock.ran(clock.part(100, 0))
+        clock.adopt(64)
+        replay = clock.plan.replay_rows(option, wanted)
+        row = clock.first_row(ids, replay, wanted)
+        clock.prompt(ids, replay, wanted)
+        assert clock.starts[STEP] == clock.row == row
+        return row
+    assert first("off", 40) == first("off", 1) == first(8, 1) == 56
+    assert (first(12, 1), first(12, 4), first(12, 5)) == (53, 56, 56)
+    assert (first("exact", 40), first("exact", 1), first("exact", 40, 40)) == (50, 36, 36)
+    only_exact = {"least_keep": plan.exact_keep, "rerun": plan.exact_rerun}
+    assert (first("off", 40, 40, **only_exact), first("off", 40, 1, **only_exact)) == (36, 50)
+
+
+def test_an_exact_session_is_exact_after_a_hit() -> None:
+    plan = witness_plan(max_len=150, step=16)
+    core = EngineCore(plan, WitnessEngine(plan, 2, 40), slots=2, blocks=40)
+    ids = np.random.default_rng(8).integers(0, plan.vocab_size, 150)
+    with Session(core, "exact") as s, Session(core) as full:
+        rows = full.feed(ids)
+        for hit, more in ((64, 1), (64, 3), (100, 40), (16, 30), (2, 5)):
+            s.feed(ids[len(s):hit]) if len(s) < hit else s.adopt(hit)
+            s.adopt(hit)
+            assert np.array_equal(s.feed(ids[hit:hit + more]), rows[hit + more - 1:hit + more]), (hit, more)
+            s.adopt(0)

@@ -78,7 +78,7 @@ def test_an_answer_does_not_depend_on_what_runs_beside_it(seed: int, blocks: int
     made = [c.make(str(i), ids, p, priority=priority) for i, (ids, p, priority) in enumerate(asked)
             if PLAN.blocks_for(len(ids)) + p.n - 1 <= blocks]
     for r, answers in zip(made, run(c, made), strict=True):
-        keep = PLAN.keep_rows(r.params.replay)
+        keep = PLAN.replay_rows(r.params.replay).keep
         assert answers == [alone(r.prompt_ids, r.params, i, keep=keep) for i in range(r.params.n)]
         assert all(out.finish_reason in ("stop", "length") for out in r.outputs)
     assert c.memory.blocks.free == blocks and c.memory.slots.free == PLAN.max_num_seqs
