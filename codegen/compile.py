@@ -55,7 +55,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     show = console or Console(stderr=True)
     check_out(out)
     opt = options or EngineOptions()
-    checkpoint = open_checkpoint(model, revision=revision, weights=False)
+    checkpoint = open_checkpoint(model, revision=revision)
     described = describe_model(checkpoint, opt, spec)
     _print_arguments(show, checkpoint, described, out, target)
     backend = load_backend(target)

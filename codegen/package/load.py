@@ -11,12 +11,15 @@ from deepinfer.codegen.package.interface import Interface
 from deepinfer.codegen.package.manifest import read_manifest, rebuild_command
 from deepinfer.codegen.plan.memory_plan import Footprint
 from deepinfer.errors import ArtifactError
-from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
-from deepinfer.runtime.checkpoint.bind import bind_weights, require_same_config
+from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights, open_checkpoint
+from deepinfer.runtime.checkpoint.bind import bind_weights, require_same_config, require_tensors
 from deepinfer.runtime.checkpoint.room import Need
 from deepinfer.runtime.native.build import runner_abi
 from deepinfer.runtime.native_engine import Memory, NativeEngine, Runner, default_threads
 from deepinfer.runtime.plan import EnginePlan
+
+# With less weights than this a thread is done sooner than the threads of a step have met.
+_WEIGHTS_PER_THREAD = 4 << 20
 
 
 class EnginePackage:
@@ -35,19 +38,23 @@ class EnginePackage:
     def lib(self) -> Path:
         return self.path / "lib"
 
+    @property
+    def usual_threads(self) -> int:
+        """Threads where none are asked for: the processors of this process, fewer for a small model."""
+        return max(1, min(default_threads(), self.footprint.sizes.weight_bytes // _WEIGHTS_PER_THREAD))
+
     def memory(self, slots: int, blocks: int, threads: int | None = None) -> Memory:
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
         runner = Runner(self.lib)
         try:
-            return runner.memory(slots, blocks, threads or default_threads())
+            return runner.memory(slots, blocks, threads or self.usual_threads)
         finally:
             runner.close()
 
-    def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None, weights: bool = True,
-                   need: Need | None = None) -> Checkpoint:
+    def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None) -> Checkpoint:
         """The checkpoint to run with: the one asked for, else the hub id that the engine was compiled from.
 
-        Raises ArtifactError when it belongs to another config than the engine.
+        Only its headers are fetched. Raises ArtifactError when its config or its tensors are not the engine's.
         """
         model = self.manifest["model"]
         if asked is None:
@@ -56,23 +63,27 @@ class EnginePackage:
             raise ArtifactError("no checkpoint is named", where=str(self.path),
                                 allowed=["a checkpoint folder", *model["hub_ids"]],
                                 next_step="give one, or set DEEPINFER_HF_MODEL_DIR")
-        found = open_checkpoint(asked, revision=revision, weights=weights, need=need)
+        found = open_checkpoint(asked, revision=revision)
         require_same_config(model["config"], found.config, model["unread_keys"], str(self.path),
                             rebuild_command(self.manifest, self.path))
+        if found.headers:
+            require_tensors(found, self.interface.params, model)
         return found
 
     def start(self, checkpoint: str | Path | Checkpoint | None = None, *, slots: int, blocks: int,
               threads: int | None = None, progress: bool = True, check: str = "weights") -> NativeEngine:
         """Take the memory, bind a checkpoint's weights, look at each once.
 
-        ``check``: how far weights are looked at for NaN, see ``runtime.checkpoint.scan``. Raises ArtifactError,
-        PlanError in one sentence.
+        ``threads``: of the engine; None: ``usual_threads``. ``check``: how far weights are looked at for NaN, see
+        ``runtime.checkpoint.scan``. Raises ArtifactError, PlanError in one sentence.
         """
         if not isinstance(checkpoint, Checkpoint):
-            sizes = self.footprint.sizes
-            need = Need(sizes.weight_bytes, sizes.table_bytes, self.memory(slots, blocks, threads).total)
-            checkpoint = self.checkpoint(checkpoint, need=need)
-        engine = NativeEngine(self.lib, self.interface, slots=slots, blocks=blocks, threads=threads)
+            checkpoint = self.checkpoint(checkpoint)
+        sizes = self.footprint.sizes
+        need = Need(sizes.weight_bytes, sizes.table_bytes, self.memory(slots, blocks, threads).total)
+        checkpoint = fetch_weights(checkpoint, need)
+        engine = NativeEngine(self.lib, self.interface, slots=slots, blocks=blocks,
+                              threads=threads or self.usual_threads)
         model = self.manifest["model"]
         try:
             engine.bind(bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,

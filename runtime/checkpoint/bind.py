@@ -17,7 +17,7 @@ from deepinfer.dsl.params import ParamDecl
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime import events
 from deepinfer.runtime.checkpoint.checkpoint import Checkpoint
-from deepinfer.runtime.checkpoint.declared import check_tensors
+from deepinfer.runtime.checkpoint.declared import IgnoredTensors, check_tensors
 from deepinfer.runtime.checkpoint.mapping import Weights
 from deepinfer.runtime.checkpoint.scan import scan, scan_bytes
 
@@ -31,8 +31,7 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
     ``model``: the manifest's ``model`` object (config, ``derive``, ``ignored``). ``depth``: see ``scan``. Raises
     ArtifactError for tensors that are missing, unexpected, of another shape or dtype, or that hold a NaN.
     """
-    ignored = [(i["pattern"], i["reason"]) for i in model["ignored"]]
-    for group in check_tensors(checkpoint.headers, params, ignored, checkpoint.name):
+    for group in require_tensors(checkpoint, params, model):
         events.info("tensors_ignored", pattern=group.pattern, tensors=len(group.names), bytes=group.bytes,
                     reason=group.reason)
     weights = Weights(checkpoint.places, params, derived_values(checkpoint.folder, params, model))
@@ -43,6 +42,13 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
     events.info("weights_bound", checkpoint=checkpoint.name, revision=checkpoint.revision, parameters=len(params),
                 copied_bytes=weights.copied.bytes)
     return weights
+
+
+def require_tensors(checkpoint: Checkpoint, params: Sequence[ParamDecl],
+                    model: Mapping[str, Any]) -> list[IgnoredTensors]:
+    """Names, shapes and dtypes of a checkpoint against an engine's parameters; returns what is left out."""
+    ignored = [(i["pattern"], i["reason"]) for i in model["ignored"]]
+    return check_tensors(checkpoint.headers, params, ignored, checkpoint.name)
 
 
 def derived_values(folder: Path, params: Sequence[ParamDecl], model: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

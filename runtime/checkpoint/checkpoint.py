@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Checkpoint:
         headers: dtype and shape of every tensor; {} for a folder with a config only.
         places: where tensors lie on this disk; {} when the weights are not here.
         revision: commit of the hub that was resolved; None for a folder.
+        asked: branch, tag or commit that was asked for.
     """
 
     name: str
@@ -42,34 +43,48 @@ class Checkpoint:
     headers: Mapping[str, StoredTensor] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     revision: str | None = None
+    asked: str | None = None
 
 
-def open_checkpoint(model: str | Path, *, revision: str | None = None, weights: bool = False,
-                    need: Need | None = None) -> Checkpoint:
-    """The checkpoint of a local folder (or of the config.json in it) or of a hub id.
+def open_checkpoint(model: str | Path, *, revision: str | None = None) -> Checkpoint:
+    """The checkpoint of a local folder (or of the config.json in it) or of a hub id, without its weights.
 
-    Args:
-        revision: branch, tag or commit of a hub id; None: its main branch.
-        weights: fetch the weights of a hub id, and require those of a folder. Otherwise only headers are read.
-        need: bytes that serving it takes; compared with disk and memory before weights are fetched.
+    ``revision``: branch, tag or commit of a hub id; None: its main branch. Of a hub checkpoint config, tokenizer and
+    headers are fetched. The hub is reached through huggingface_hub, which honours HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and
+    HF_ENDPOINT. With ``DEEPINFER_HF_MODEL_DIR`` a hub id means the copy in that folder: the folder itself, or ``<id>``
+    or the last part of it inside.
 
-    The hub is reached through huggingface_hub, which honours HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT.
-    With ``DEEPINFER_HF_MODEL_DIR`` a hub id means the copy in that folder: the folder itself, or ``<id>`` or the last
-    part of it inside.
-
-    Raises ArtifactError for absent or damaged files, SpecError for a variant that is not read, PlanError when the
-    weights do not fit.
+    Raises ArtifactError for absent or damaged files, SpecError for a variant that is not read.
     """
     local = _local(str(model))
     if local is not None:
         if revision is not None and Path(str(model)).exists():
             raise SpecError("a revision belongs to a hub id, this is a folder", where=str(model), found=revision,
                             next_step="leave --revision out")
-        return _open_folder(str(model), local, weights, need)
+        return _open_folder(str(model), local)
     if not _HUB_ID.fullmatch(str(model)):
         raise ArtifactError("there is no such folder", where=str(model), allowed="a checkpoint folder or a hub id",
                             next_step="check the path; a hub id reads ORGANISATION/NAME")
-    return _open_hub(str(model), revision, weights, need)
+    return _open_hub(str(model), revision)
+
+
+def fetch_weights(checkpoint: Checkpoint, need: Need | None = None) -> Checkpoint:
+    """The checkpoint with its weights on this disk.
+
+    ``need``: bytes that serving it takes; compared with memory before anything is fetched, as the download is with the
+    free disk. Raises PlanError when it does not fit, ArtifactError when there are no weights.
+    """
+    if need is not None:
+        require_memory(checkpoint.name, need)
+    if checkpoint.places:
+        return checkpoint
+    if checkpoint.revision is None:
+        raise ArtifactError("the folder has no weights", where=checkpoint.name, found=_CONFIG,
+                            allowed="model.safetensors, or model.safetensors.index.json with its shards",
+                            next_step="fetch the whole checkpoint")
+    folder = hub.fetch_weights(hub.resolve(checkpoint.name, checkpoint.asked), checkpoint.revision)
+    places = read_places(folder)
+    return replace(checkpoint, folder=folder, places=places, headers={n: p.tensor for n, p in places.items()})
 
 
 def _local(model: str) -> Path | None:
@@ -90,7 +105,7 @@ def _local(model: str) -> Path | None:
     return found[0]
 
 
-def _open_folder(name: str, folder: Path, weights: bool, need: Need | None) -> Checkpoint:
+def _open_folder(name: str, folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise ArtifactError("a checkpoint is a folder", where=name, found="a file", allowed="a folder with config.json")
     files = sorted(p.name for p in folder.iterdir())
@@ -100,16 +115,10 @@ def _open_folder(name: str, folder: Path, weights: bool, need: Need | None) -> C
     if _CONFIG not in files:
         raise ArtifactError("the folder has no config.json", where=name, next_step="give the folder of a checkpoint")
     places = read_places(folder)
-    if weights and not places:
-        raise ArtifactError("the folder has no weights", where=name, found=_CONFIG,
-                            allowed="model.safetensors, or model.safetensors.index.json with its shards",
-                            next_step="fetch the whole checkpoint")
-    if weights and need is not None:
-        require_memory(name, need)
     return Checkpoint(name, folder, config, {n: p.tensor for n, p in places.items()}, places)
 
 
-def _open_hub(name: str, revision: str | None, weights: bool, need: Need | None) -> Checkpoint:
+def _open_hub(name: str, revision: str | None) -> Checkpoint:
     found = hub.resolve(name, revision)
     events.info("checkpoint_resolved", model=name, asked=revision or "main", revision=found.commit)
     folder = hub.fetch_texts(found)
@@ -118,11 +127,7 @@ def _open_hub(name: str, revision: str | None, weights: bool, need: Need | None)
     config = _read_config(folder)
     quant = (folder / _QUANT).read_text(encoding="utf-8") if (folder / _QUANT).is_file() else None
     refuse_variants(config, found.files, name, quant)
-    if not weights:
-        return Checkpoint(name, folder, config, hub.fetch_headers(found, folder), revision=found.commit)
-    folder = hub.fetch_weights(found, need)
-    places = read_places(folder)
-    return Checkpoint(name, folder, config, {n: p.tensor for n, p in places.items()}, places, found.commit)
+    return Checkpoint(name, folder, config, hub.fetch_headers(found, folder), revision=found.commit, asked=revision)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from deepinfer.dsl.params import StoredTensor
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime.checkpoint.headers import INDEX, SINGLE, read_headers
-from deepinfer.runtime.checkpoint.room import Need, require_disk, require_memory
+from deepinfer.runtime.checkpoint.room import require_disk
 
 R = TypeVar("R")
 _TEXTS = ["*.json", "*.jinja", "*.txt", "*.model"]
@@ -61,12 +61,12 @@ def fetch_headers(repo: Repository, folder: Path) -> Mapping[str, StoredTensor]:
             for file in found.files_metadata.values() for name, t in file.tensors.items()}
 
 
-def fetch_weights(repo: Repository, need: Need | None) -> Path:
-    """Local folder with all shards. Sizes are compared with memory and disk before the first byte of them."""
+def fetch_weights(repo: Repository, commit: str) -> Path:
+    """Local folder with all shards of ``commit``. Their size is compared with the free disk first."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    if need is not None:
-        require_memory(repo.name, need)
+    if repo.commit != commit:
+        raise _moved(repo, commit)
     absent = [size for file, size in repo.files.items() if file.endswith(_WEIGHTS[1:])
               and not isinstance(try_to_load_from_cache(repo.name, file, revision=repo.commit), str)]
     require_disk(repo.name, sum(absent), Path(constants.HF_HUB_CACHE))
@@ -90,9 +90,14 @@ def _download(repo: Repository, patterns: list[str]) -> Path:
     folder = Path(_asked(repo.name, repo.asked, lambda: snapshot_download(
         repo.name, revision=repo.asked, allow_patterns=patterns, local_files_only=repo.offline)))
     if folder.name != repo.commit:
-        raise ArtifactError("the repository changed while it was read", where=repo.name, found=folder.name,
-                            allowed=repo.commit, next_step="try again, or name a commit with --revision")
+        raise _moved(repo, folder.name)
     return folder
+
+
+def _moved(repo: Repository, other: str) -> ArtifactError:
+    return ArtifactError("the repository changed while it was read", where=repo.name,
+                         found=f"commits {repo.commit} and {other}",
+                         next_step="try again, or name a commit with --revision")
 
 
 def _asked(name: str, revision: str | None, ask: Callable[[], R]) -> R:

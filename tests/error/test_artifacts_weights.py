@@ -19,7 +19,7 @@ from deepinfer.codegen.package import EngineContents, EnginePackage, load_engine
 from deepinfer.dsl import Config, EngineOptions
 from deepinfer.errors import ArtifactError, PlanError
 from deepinfer.model_specs.registry import build_model
-from deepinfer.runtime.checkpoint import open_checkpoint, room
+from deepinfer.runtime.checkpoint import fetch_weights, open_checkpoint, room
 from deepinfer.runtime.checkpoint.bind import bind_weights
 from deepinfer.runtime.checkpoint.mapping import Weights
 from deepinfer.runtime.native_engine import Memory
@@ -56,7 +56,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EnginePackage:
 
 
 def bound(engine: EnginePackage, folder: Path) -> Weights:
-    return bind_weights(engine.checkpoint(folder), engine.interface.params, engine.manifest["model"], threads=2)
+    checkpoint = fetch_weights(engine.checkpoint(folder))
+    return bind_weights(checkpoint, engine.interface.params, engine.manifest["model"], threads=2)
 
 
 def change(folder: Path, what: Callable[[Tensors], None]) -> None:
@@ -134,7 +135,7 @@ from deepinfer.dsl.types import DType
 from deepinfer.runtime.checkpoint import open_checkpoint
 from deepinfer.runtime.checkpoint.bind import bind_weights
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-checkpoint = open_checkpoint(sys.argv[1], weights=True)
+checkpoint = open_checkpoint(sys.argv[1])
 params = [ParamDecl(n, t.shape, DType.parse("f32")) for n, t in checkpoint.headers.items()]
 before = peak()
 weights = bind_weights(checkpoint, params, {"config": {}, "ignored": [], "derive": {}}, threads=2)

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from deepinfer.errors import ArtifactError, PlanError, SpecError
-from deepinfer.runtime.checkpoint import open_checkpoint, room
+from deepinfer.runtime.checkpoint import fetch_weights, open_checkpoint, room
 from deepinfer.runtime.checkpoint.headers import INDEX, SINGLE
 from deepinfer.runtime.checkpoint.room import Need, gigabytes, require_memory
 from deepinfer.runtime.checkpoint.variants import refuse_variants
@@ -36,7 +36,7 @@ def fill(folder: Path, config: dict[str, Any] | None = None, weights: bool = Tru
 def test_a_folder_and_its_config_file_are_the_same_checkpoint(tmp_path: Path) -> None:
     fill(tmp_path)
     for name in (tmp_path, tmp_path / "config.json"):
-        found = open_checkpoint(name, weights=True)
+        found = open_checkpoint(name)
         assert (found.folder, found.config, found.revision) == (tmp_path, CONFIG, None)
         assert list(found.headers) == list(found.places) == ["a"]
 
@@ -45,7 +45,7 @@ def test_a_config_alone_is_enough_to_compile_and_not_to_run(tmp_path: Path) -> N
     fill(tmp_path, weights=False)
     assert open_checkpoint(tmp_path).headers == {}
     with pytest.raises(ArtifactError, match="the folder has no weights"):
-        open_checkpoint(tmp_path, weights=True)
+        fetch_weights(open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
@@ -74,7 +74,7 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
 def test_the_variable_stands_for_the_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     fill(tmp_path / place)
     monkeypatch.setenv("DEEPINFER_HF_MODEL_DIR", str(tmp_path))
-    assert open_checkpoint("org/name", weights=True).folder == tmp_path / place
+    assert open_checkpoint("org/name").folder == tmp_path / place
     monkeypatch.setenv("DEEPINFER_HF_MODEL_DIR", str(tmp_path / "absent"))
     with pytest.raises(ArtifactError, match="DEEPINFER_HF_MODEL_DIR: the folder holds no copy of the checkpoint"):
         open_checkpoint("org/name")
@@ -119,7 +119,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest
     need = Need(weights=307_500_000_000, tables=202_800_000_000, engine=10**9)
     with pytest.raises(PlanError, match=r"found 307\.5 GB of weights, 1\.0 GB for the engine, 202\.8 GB of lookup "
                                         r"tables stay on disk; allowed 24\.0 GB available; .*make_checkpoint"):
-        open_checkpoint(fill(tmp_path), weights=True, need=need)
+        fetch_weights(open_checkpoint(fill(tmp_path)), need)
     require_memory("x", Need(weights=20 * 10**9, tables=10**12))
 
 
@@ -209,12 +209,13 @@ def hub(tmp_path: Path) -> Iterator[tuple[type[Hub], dict[str, str]]]:
 PROGRAM = """
 import logging, sys
 from deepinfer.errors import DeepInferError
-from deepinfer.runtime.checkpoint import open_checkpoint, room
+from deepinfer.runtime.checkpoint import fetch_weights, open_checkpoint, room
 from deepinfer.runtime.checkpoint.room import Need
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 logging.getLogger("httpx").setLevel(logging.WARNING)
 try:
     found = open_checkpoint({name!r}, {arguments})
+    {then}
 except DeepInferError as error:
     print(type(error).__name__, error)
 else:
@@ -223,12 +224,14 @@ else:
 """
 
 
-def ask(run_python: Any, environment: dict[str, str], arguments: str = "", name: str = "org/toy") -> str:
-    done = run_python("-c", PROGRAM.format(name=name, arguments=arguments), env=environment)
+def ask(run_python: Any, environment: dict[str, str], then: str = "pass", name: str = "org/toy",
+        arguments: str = "") -> str:
+    done = run_python("-c", PROGRAM.format(name=name, arguments=arguments, then=then), env=environment)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
 
+FETCH = "found = fetch_weights(found)"
 HEADERS = "{'a': ('F32', (100000,)), 'b': ('F32', (200000,))}"
 
 
@@ -245,21 +248,21 @@ def test_headers_of_a_hub_checkpoint_come_without_its_weights(hub: Any, run_pyth
 
 def test_weights_are_fetched_when_asked_for_and_found_again_offline(hub: Any, run_python: Any) -> None:
     _, environment = hub
-    said = ask(run_python, environment, "weights=True")
+    said = ask(run_python, environment, FETCH)
     assert f"{HEADERS} {COMMIT} ['a', 'b']" in said
     environment |= {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    offline = ask(run_python, environment, "weights=True")
+    offline = ask(run_python, environment, FETCH)
     assert f"{HEADERS} {COMMIT} ['a', 'b']" in offline
 
 
 def test_weights_that_do_not_fit_are_not_fetched(hub: Any, run_python: Any) -> None:
     handler, environment = hub
-    said = ask(run_python, environment, "weights=True, need=Need(10**15)")
+    said = ask(run_python, environment, "fetch_weights(found, Need(10**15))")
     assert "PlanError org/toy: the checkpoint does not fit into memory; found 1000000.0 GB of weights" in said
-    room_free = "weights=True, need=room.__dict__.update(free_disk=lambda _: 10**6)"
-    said = ask(run_python, environment, room_free)
+    said = ask(run_python, environment, "room.free_disk = lambda _: 10**6; fetch_weights(found)")
     assert "PlanError org/toy: the checkpoint does not fit on the disk; found 1.2 MB to fetch into" in said
-    assert not [line for line in handler.asked if "-of-00002.safetensors" in line]
+    shards = [line for line in handler.asked if "-of-00002.safetensors" in line]
+    assert all("bytes=0-100000" in line for line in shards), "headers only"
 
 
 @pytest.mark.parametrize(("name", "arguments", "change", "sentence"), [
@@ -271,4 +274,4 @@ def test_weights_that_do_not_fit_are_not_fetched(hub: Any, run_python: Any) -> N
 def test_each_way_the_hub_can_fail_is_one_sentence(hub: Any, run_python: Any, name: str, arguments: str,
                                                    change: dict[str, str], sentence: str) -> None:
     _, environment = hub
-    assert ask(run_python, environment | change, arguments, name).splitlines()[-1].startswith(sentence)
+    assert ask(run_python, environment | change, "pass", name, arguments).splitlines()[-1].startswith(sentence)
