@@ -12,7 +12,10 @@ from deepinfer.runtime.sequence import Request
 
 
 class GenerationProgress:
-    """Requests done, tokens and tokens a second, on standard error; nothing when ``show`` is false."""
+    """Requests done, prompt rows while they are read, tokens and tokens a second, on standard error.
+
+    Nothing is shown when ``show`` is false.
+    """
 
     def __init__(self, total: int, show: bool) -> None:
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -33,6 +36,9 @@ class GenerationProgress:
         if self._bar.disable:
             return
         tokens = sum(len(out.token_ids) for r in requests for out in r.outputs)
+        read = sum(min(r.sequences[0].clock.row, len(r.prompt_ids)) for r in requests if r.sequences)
+        total = sum(len(r.prompt_ids) for r in requests)
         seconds = max(1e-9, time.monotonic() - self._start)
+        reading = f"prompt rows {read}/{total}, " if read < total else ""
         self._bar.update(self._task, completed=sum(r.finished for r in requests),
-                         rate=f"{tokens} tokens, {tokens / seconds:.1f}/s")
+                         rate=f"{reading}{tokens} tokens, {tokens / seconds:.1f}/s")
