@@ -64,11 +64,15 @@ class EnginePackage:
                                 allowed=["a checkpoint folder", *model["hub_ids"]],
                                 next_step="give one, or set DEEPINFER_HF_MODEL_DIR")
         found = open_checkpoint(asked, revision=revision)
-        require_same_config(model["config"], found.config, model["unread_keys"], str(self.path),
-                            rebuild_command(self.manifest, self.path))
-        if found.headers:
-            require_tensors(found, self.interface.params, model)
+        self._require_fit(found)
         return found
+
+    def _require_fit(self, checkpoint: Checkpoint) -> None:
+        model = self.manifest["model"]
+        require_same_config(model["config"], checkpoint.config, model["unread_keys"], str(self.path),
+                            rebuild_command(self.manifest, self.path))
+        if checkpoint.headers:
+            require_tensors(checkpoint, self.interface.params, model)
 
     def start(self, checkpoint: str | Path | Checkpoint | None = None, *, slots: int, blocks: int,
               threads: int | None = None, progress: bool = True, check: str = "weights") -> NativeEngine:
@@ -77,7 +81,9 @@ class EnginePackage:
         ``threads``: of the engine; None: ``usual_threads``. ``check``: how far weights are looked at for NaN, see
         ``runtime.checkpoint.scan``. Raises ArtifactError, PlanError in one sentence.
         """
-        if not isinstance(checkpoint, Checkpoint):
+        if isinstance(checkpoint, Checkpoint):
+            self._require_fit(checkpoint)
+        else:
             checkpoint = self.checkpoint(checkpoint)
         sizes = self.footprint.sizes
         need = Need(sizes.weight_bytes, sizes.table_bytes, self.memory(slots, blocks, threads).total)

@@ -107,6 +107,7 @@ def _local(model: str) -> Path | None:
 
 def _open_folder(name: str, folder: Path) -> Checkpoint:
     if not folder.is_dir():
+        refuse_variants({}, [folder.name], name)
         raise ArtifactError("a checkpoint is a folder", where=name, found="a file", allowed="a folder with config.json")
     files = sorted(p.name for p in folder.iterdir())
     config = _read_config(folder) if _CONFIG in files else {}
@@ -122,11 +123,11 @@ def _open_hub(name: str, revision: str | None) -> Checkpoint:
     found = hub.resolve(name, revision)
     events.info("checkpoint_resolved", model=name, asked=revision or "main", revision=found.commit)
     folder = hub.fetch_texts(found)
-    if not (folder / _CONFIG).is_file():
-        raise ArtifactError("the repository has no config.json", where=name, next_step="name a model checkpoint")
-    config = _read_config(folder)
+    config = _read_config(folder) if (folder / _CONFIG).is_file() else {}
     quant = (folder / _QUANT).read_text(encoding="utf-8") if (folder / _QUANT).is_file() else None
     refuse_variants(config, found.files, name, quant)
+    if not config:
+        raise ArtifactError("the repository has no config.json", where=name, next_step="name a model checkpoint")
     return Checkpoint(name, folder, config, hub.fetch_headers(found, folder), revision=found.commit, asked=revision)
 
 

@@ -104,6 +104,14 @@ def test_variants_without_a_word_in_the_config_are_recognised_by_their_files() -
         refuse_variants(CONFIG, [SINGLE], "here", json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
 
 
+def test_a_file_in_place_of_a_folder_is_named_for_what_it_is(tmp_path: Path) -> None:
+    for name, kind, sentence in (("x.gguf", SpecError, "a GGUF file"), ("x.bin", SpecError, "pickled torch files"),
+                                 ("x.safetensors", ArtifactError, "a checkpoint is a folder; found a file")):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(kind, match=sentence):
+            open_checkpoint(tmp_path / name)
+
+
 def test_the_official_variants_pass() -> None:
     for quant in ({"quantization_config": {"quant_method": "fp8"}}, {}):
         refuse_variants(CONFIG | quant, [SINGLE, "extra.gguf"], "here")
