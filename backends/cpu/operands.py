@@ -110,7 +110,7 @@ class Operands:
         name = op.get("name")
         row = row_of(self.spec.rows, op.rows)
         if name == "positions":
-            return f"axis->pos + row" if op.rows == self.spec.rows else f"step->axis[{FIXED[op.rows]}].pos + {row}"
+            return "axis->pos + row" if op.rows == self.spec.rows else f"step->axis[{FIXED[op.rows]}].pos + {row}"
         if name == "token_ids":
             return f"step->token_ids + {row}"
         if name == "lookback":

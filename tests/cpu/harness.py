@@ -216,13 +216,18 @@ class Built:
 _BUILT: dict[str, Built] = {}
 
 
+def build_all(specs: Sequence[KernelSpec]) -> None:
+    """Compiles kernels for all instruction sets, once, into one library."""
+    new = {s.digest(): s for s in specs if s.digest() not in _BUILT}
+    if new:
+        sources = {digest: BACKEND.emit(s) for digest, s in new.items()}
+        library = BACKEND.compile(list(sources.values()), jobs=2).files["kernels.so"]
+        _BUILT.update({digest: Built(source, library) for digest, source in sources.items()})
+
+
 def build(spec: KernelSpec) -> Built:
-    """Compiles a kernel for all instruction sets, once."""
-    key = spec.digest()
-    if key not in _BUILT:
-        source = BACKEND.emit(spec)
-        _BUILT[key] = Built(source, BACKEND.compile([source], jobs=2).files["kernels.so"])
-    return _BUILT[key]
+    build_all([spec])
+    return _BUILT[spec.digest()]
 
 
 @cache
@@ -257,10 +262,11 @@ def zeros(op: Operand, rows: int) -> Array:
 
 
 def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State | None], *, isa: str = "",
-        threads: int = 1) -> dict[int, Array]:
+        threads: int = 1, rows: str = "") -> dict[int, Array]:
     """Runs every item; returns the output buffers [rows, elements] by operand number.
 
-    ``operands``: one entry per operand; None for outputs, inputs, literals and absent pins.
+    ``operands``: one entry per operand; None for outputs, inputs, literals and absent pins. ``rows``: axis of the launch
+    where it is not the kernel's (a kernel of rows of T serves any suffix axis).
     """
     built = build(spec)
     lib = load(built.library, isa)
@@ -275,9 +281,9 @@ def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State |
             keep.append(x)
             pointers[i] = x.ctypes.data
         elif op.role == "value" and op.write:
-            outputs[i] = zeros(op, step.rows(op.rows))
+            outputs[i] = zeros(op, step.rows(rows or op.rows))
             pointers[i] = outputs[i].ctypes.data
-    axis = step.axis(spec.rows)
+    axis = step.axis(rows or spec.rows)
     items = -(-step.axis_rows[axis] // built.source.rows_per_item) * built.source.items_per_tile
     kernel = getattr(lib, built.source.symbol)
 

@@ -16,9 +16,9 @@ from cpu.harness import NUMPY, Array, Param, Seq, State, Step, from_bf16, held, 
 from golden.cases import Case
 
 from deepinfer.backends.cpu.backend import BACKEND
-from deepinfer.backends.cpu.storage import record_parts, stored
-from deepinfer.codegen.kernels.specify import Bound, Specified, specify
-from deepinfer.codegen.kernels.spec import Operand
+from deepinfer.backends.cpu.storage import record_parts
+from deepinfer.codegen.kernels.spec import KernelSpec, Operand
+from deepinfer.codegen.kernels.specify import Bound, specify
 from deepinfer.codegen.passes.fuse import fuse, owner
 from deepinfer.dsl.graph import Graph, Node
 from deepinfer.dsl.interpreter import Entries, Interpreter, Ring, StepRows, Value, formats
@@ -26,8 +26,17 @@ from deepinfer.dsl.params import ParamDecl
 from deepinfer.dsl.types import DType
 
 
-def specified(graph: Graph) -> Iterator[Specified]:
-    """The kernels of an entry, as the launch table would have them."""
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as the launch table would have it, and the axis it is launched on."""
+
+    spec: KernelSpec
+    bindings: tuple[Bound, ...]
+    rows: str
+
+
+def kernels_of(graph: Graph) -> Iterator[Kernel]:
+    """The kernels of an entry."""
     regions = fuse(graph, BACKEND.capabilities("cpu"))
     region_of = {n.id: r for r in regions for n in r.nodes}
     read = {owner(v).id for v in graph.outputs.values()}
@@ -35,7 +44,8 @@ def specified(graph: Graph) -> Iterator[Specified]:
         for n in r.nodes:
             read |= {owner(i).id for i in n.inputs if region_of.get(owner(i).id) is not r}
     for r in regions:
-        yield specify(graph, r, read)
+        s = specify(graph, r, read)
+        yield Kernel(s.spec, s.bindings, str(r.rows))
 
 
 def encode_record(x: torch.Tensor, record: DType) -> Array:
@@ -101,9 +111,10 @@ class RegionRunner:
         stop = self.step.stop
         count = stop // self.block_tokens + 1
         self.blocks = np.random.default_rng(3).permutation(count + 2)[:count].tolist()
-        starts = self.step.window_start
+        starts, kept_from = self.step.window_start, self.step.first_kept
+        gap = kept_from if kept_from > self.step.start else 0  # rows in between were never written
         seq = Seq(len(self.step.ids), self.step.start, self.slot, stop - self.step.first_kept, stop - self.step.first_wanted,
-                  self.step.write_floor, starts.get("T", 0), starts.get("T_kept", 0), self.blocks)
+                  self.step.write_floor, starts.get("T", 0), max(gap, starts.get("T_kept", 0)), self.blocks)
         known = [*self.step.history, *self.step.ids]
         width = 8
         look = np.full((len(self.step.ids), width), -1, np.int64)
@@ -181,10 +192,10 @@ class RegionRunner:
         return State(base, fresh, axis)
 
     # ---- one kernel ----------------------------------------------------------------------------------------------
-    def check(self, s: Specified, isa: str = "") -> Checked:
+    def check(self, s: Kernel, isa: str = "") -> Checked:
         operands = [self.operand(op, b) for op, b in zip(s.spec.operands, s.bindings, strict=True)]
         done = Checked(s.spec.family, s.spec.title, s.spec.region[-1].scope)
-        out = run(s.spec, self.c_step, operands, isa=isa)
+        out = run(s.spec, self.c_step, operands, isa=isa, rows=s.rows)
         for i, (op, b) in enumerate(zip(s.spec.operands, s.bindings, strict=True)):
             if not op.write:
                 continue
@@ -237,7 +248,7 @@ def relative(got: Array, want: Array) -> float:
 
 
 def regions_of(case: Case, prompt: int, rows: int, entry: str = "step", *, options: Mapping[str, Any] | None = None,
-               keep: int | None = None, wanted: int | None = None) -> tuple[RegionRunner, Sequence[Specified]]:
+               keep: int | None = None, wanted: int | None = None) -> tuple[RegionRunner, Sequence[Kernel]]:
     """A sequence that fed ``prompt`` tokens and now brings ``rows`` more, ready to run its regions."""
     opts = dict(options or {"profile": "wide"})
     interpreter = case.interpreter(torch.float32, narrowed=True, **opts)
@@ -255,4 +266,4 @@ def regions_of(case: Case, prompt: int, rows: int, entry: str = "step", *, optio
     result = interpreter.run(entry, session.state.fork(), step, watch=lambda n: True)
     values = {n.id: v for n, v in result.watched}
     runner = RegionRunner(case, interpreter, entry, before, step, values, options=opts)
-    return runner, list(specified(interpreter.graphs[entry]))
+    return runner, list(kernels_of(interpreter.graphs[entry]))

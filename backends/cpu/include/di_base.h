@@ -7,10 +7,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
 #include "abi.h"
 
 #define DI_INLINE static inline __attribute__((always_inline))
@@ -88,7 +84,7 @@ DI_INLINE float di_get(const uint16_t* p, int64_t i) { return di_bf(p[i]); }
 // a * b + c, in one rounding where the instruction set has it.
 DI_INLINE DiV di_fma(DiV a, DiV b, DiV c) {
 #ifdef __AVX512F__
-    return (DiV)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    return __builtin_ia32_vfmaddps512_mask(a, b, c, (short)-1, 4);  // without the vector header: it takes long to read
 #else
     return a * b + c;
 #endif

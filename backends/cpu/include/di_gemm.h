@@ -56,7 +56,9 @@ struct DiWeightMxfp4 {
         for (int k = k0; k < k0 + n;) {
             const int stop = k / C * C + C < k0 + n ? k / C * C + C : k0 + n;
             const float s = di_e8m0(scales[k / C]);
-            for (int i = k; i < stop; i += 2) {
+            int i = k;
+            for (; i + 16 <= stop; i += 16) di_e2m1_16(codes + i / 2, s, out + i - k0);
+            for (; i < stop; i += 2) {
                 const uint8_t b = codes[i / 2];
                 out[i - k0] = di_e2m1(b & 15u) * s;
                 out[i - k0 + 1] = di_e2m1(b >> 4) * s;

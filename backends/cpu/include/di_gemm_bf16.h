@@ -5,6 +5,10 @@
 #define DI_GEMM_BF16_H
 #include "di_base.h"
 
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#include <immintrin.h>
+#endif
+
 namespace DI_ISA {
 
 // Nothing here fits: the caller takes the general form.

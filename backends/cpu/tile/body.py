@@ -136,7 +136,7 @@ class Body:
         exact = source is not None and holds(place.kind, self.env.analysis.ops[source].dtype)
         self.lines.append(place.write(self.at(ix), value, exact))
 
-    def text(self, lines: Sequence[str], rename: Mapping[str, tuple[str, int]] = {}) -> list[str]:  # noqa: B006
+    def text(self, lines: Sequence[str], rename: Mapping[str, tuple[str, int]] = {}) -> list[str]:
         """Lines with their indices written out; ``rename``: loops that run as one with the loop inside them."""
         def show(m: re.Match[str]) -> str:
             ix = self.used[int(m[1])]
