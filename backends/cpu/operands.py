@@ -28,8 +28,8 @@ def row_of(rows: str, operand_rows: str) -> str:
 
 @dataclass
 class Operands:
-    """Pointers by operand number: ``b<i>`` base of a value, ``p<i>`` its row or a parameter's data, ``w<i>`` a parameter,
-    ``s<i>`` a state. Only what was asked for is declared."""
+    """Pointers by operand number: ``b<i>`` base of a value, ``p<i>`` its row or a parameter's data, ``w<i>`` a
+    parameter, ``s<i>`` a state. Only what was asked for is declared."""
 
     spec: KernelSpec
     used: set[int] = field(default_factory=set)
@@ -69,9 +69,9 @@ class Operands:
     def elements(self, i: int) -> int:
         """Elements of one row; of one step row for a value that a kernel on S sees as [n, ...]."""
         op = self[i]
-        return op.size // op.get("by_sequence", 1)
+        return op.size // int(op.get("by_sequence", 1))
 
-    # ---- text ----------------------------------------------------------------------------------------------------
+    # ---- text ------------------------------------------------------------------------------------------------------
     def call_lines(self) -> list[str]:
         """Declarations once a call."""
         out = []

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ class DiAxis(ctypes.Structure):
 
 
 class DiSeq(ctypes.Structure):
-    _fields_ = (("slot", ctypes.c_int32), ("rows", ctypes.c_int32), ("kept", ctypes.c_int32), ("wanted", ctypes.c_int32),
-                ("c", ctypes.c_int64), ("floor", ctypes.c_int64), ("start_step", ctypes.c_int64),
-                ("start_kept", ctypes.c_int64), ("blocks", _VOID), ("num_blocks", ctypes.c_int32),
+    _fields_ = (("slot", ctypes.c_int32), ("rows", ctypes.c_int32), ("kept", ctypes.c_int32),
+                ("wanted", ctypes.c_int32), ("c", ctypes.c_int64), ("floor", ctypes.c_int64),
+                ("start_step", ctypes.c_int64), ("start_kept", ctypes.c_int64), ("blocks", _VOID), ("num_blocks", ctypes.c_int32),
                 ("reserved", ctypes.c_int32))
 
 
@@ -60,7 +61,7 @@ class DiArgs(ctypes.Structure):
                 ("axis", ctypes.c_int32), ("reserved", ctypes.c_int32))
 
 
-# ---- bf16 ------------------------------------------------------------------------------------------------------------
+# ---- bf16 ----------------------------------------------------------------------------------------------------------
 def to_bf16(x: Array) -> Array:
     """f32 -> bf16 bits, nearest even."""
     u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
@@ -87,7 +88,7 @@ def floats(x: Array) -> Array:
     return from_bf16(x) if x.dtype == np.uint16 else x
 
 
-# ---- a step -----------------------------------------------------------------------------------------------------------
+# ---- a step --------------------------------------------------------------------------------------------------------
 @dataclass
 class Seq:
     """One sequence of a step; ``kept`` and ``wanted`` default to all rows."""
@@ -171,7 +172,7 @@ def rows_step(n: int, c: int = 0) -> Step:
     return Step([Seq(n, c)])
 
 
-# ---- operands ------------------------------------------------------------------------------------------------------------
+# ---- operands ------------------------------------------------------------------------------------------------------
 @dataclass
 class Param:
     """Codes or values, and scales of block formats. A list makes a stack."""
@@ -199,14 +200,14 @@ class State:
     ratio: int = 1
 
     def pointer(self, keep: list[Any]) -> int:
-        slots, rows, record = self.base.shape
-        s = DiState(self.base.ctypes.data, None if self.fresh is None else self.fresh.ctypes.data, rows * record, record,
-                    rows, self.axis, self.ratio)
+        _, rows, record = self.base.shape
+        fresh = None if self.fresh is None else self.fresh.ctypes.data
+        s = DiState(self.base.ctypes.data, fresh, rows * record, record, rows, self.axis, self.ratio)
         keep += [s, self.base, self.fresh]
         return ctypes.addressof(s)
 
 
-# ---- kernels -------------------------------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Built:
     source: Source
@@ -265,8 +266,8 @@ def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State |
         threads: int = 1, rows: str = "") -> dict[int, Array]:
     """Runs every item; returns the output buffers [rows, elements] by operand number.
 
-    ``operands``: one entry per operand; None for outputs, inputs, literals and absent pins. ``rows``: axis of the launch
-    where it is not the kernel's (a kernel of rows of T serves any suffix axis).
+    ``operands``: one entry per operand; None for outputs, inputs, literals and absent pins. ``rows``: axis of the
+    launch where it is not the kernel's (a kernel of rows of T serves any suffix axis).
     """
     built = build(spec)
     lib = load(built.library, isa)
@@ -296,7 +297,7 @@ def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State |
         work(0, items)
     else:
         cuts = [items * t // threads for t in range(threads + 1)]
-        pool = [threading.Thread(target=work, args=(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+        pool = [threading.Thread(target=work, args=(a, b)) for a, b in pairwise(cuts)]
         for t in pool:
             t.start()
         for t in pool:

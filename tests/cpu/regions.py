@@ -113,7 +113,7 @@ class RegionRunner:
         self.blocks = np.random.default_rng(3).permutation(count + 2)[:count].tolist()
         starts, kept_from = self.step.window_start, self.step.first_kept
         gap = kept_from if kept_from > self.step.start else 0  # rows in between were never written
-        seq = Seq(len(self.step.ids), self.step.start, self.slot, stop - self.step.first_kept, stop - self.step.first_wanted,
+        seq = Seq(len(self.step.ids), self.step.start, self.slot, stop - kept_from, stop - self.step.first_wanted,
                   self.step.write_floor, starts.get("T", 0), max(gap, starts.get("T_kept", 0)), self.blocks)
         known = [*self.step.history, *self.step.ids]
         width = 8
@@ -125,7 +125,7 @@ class RegionRunner:
                     look[row, back] = known[at]
         self.c_step = Step([seq], ratios, self.block_tokens, np.array(self.step.ids, np.int64), look)
 
-    # ---- operands ------------------------------------------------------------------------------------------------
+    # ---- operands --------------------------------------------------------------------------------------------------
     def operand(self, op: Operand, b: Bound) -> Any:
         if b.kind == "value":
             return None if op.write else self.value(b.node, op)
@@ -191,7 +191,7 @@ class RegionRunner:
             fresh = encode_record(rows, record) if not op.write else np.full((len(rows), nbytes), 0xEE, np.uint8)
         return State(base, fresh, axis)
 
-    # ---- one kernel ----------------------------------------------------------------------------------------------
+    # ---- one kernel ------------------------------------------------------------------------------------------------
     def check(self, s: Kernel, isa: str = "") -> Checked:
         operands = [self.operand(op, b) for op, b in zip(s.spec.operands, s.bindings, strict=True)]
         done = Checked(s.spec.family, s.spec.title, s.spec.region[-1].scope)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cpu.harness import Array, Param, available_isas, floats, from_bf16, held, rounded, rows_step, run
 
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.dsl.interpreter import formats
 from deepinfer.dsl.types import DType
-from cpu.harness import Array, Param, available_isas, floats, from_bf16, held, rounded, rows_step, run
 
 RNG = np.random.default_rng(5)
 FORMATS = ("f32", "bf16", "mxfp8(32,32)", "mxfp8(128,128)", "mxfp8(1,64)", "mxfp4(1,32)")
@@ -62,7 +62,8 @@ def gemm(weights: list[tuple[int, str]], k: int, x_dtype: str = "bf16", lead: tu
     attrs: dict[str, Any] = {"x": len(params), "weights": tuple((i, groups) for i in range(len(params))),
                              "results": tuple(results)}
     program = stores(*results, dtype=out, first=len(params) + 1)
-    return KernelSpec("gemm", "T", tuple(operands), tuple(sorted(attrs.items())), (("epilogue", program),), title="test")
+    slots = (("epilogue", program),)
+    return KernelSpec("gemm", "T", tuple(operands), tuple(sorted(attrs.items())), slots, title="test")
 
 
 def close(got: Array, x: Array, w: Array) -> None:
@@ -102,7 +103,8 @@ def test_two_threads_give_the_bits_of_one() -> None:
     spec = gemm([(200, "mxfp8(32,32)")], 512)
     p, _ = weight(200, 512, "mxfp8(32,32)")
     x = held(values(70, 512), "bf16")
-    assert np.array_equal(run(spec, rows_step(70), [p, x, None])[2], run(spec, rows_step(70), [p, x, None], threads=2)[2])
+    one, two = (run(spec, rows_step(70), [p, x, None], threads=n)[2] for n in (1, 2))
+    assert np.array_equal(one, two)
 
 
 @pytest.mark.parametrize("dtype", ["mxfp8(32,32)", "mxfp8(1,32)", "mxfp4(1,32)"])
@@ -154,8 +156,9 @@ def test_weights_that_share_rows_and_a_literal_matrix() -> None:
     x = rounded(values(5, 80))
     got = run(spec, rows_step(5), [p, q, held(x, "bf16"), None, None])
     assert np.abs(floats(got[3]) - x @ v.T).max() < 0.1 and np.abs(floats(got[4]) - x @ w.T).max() < 0.1
-    operands = (Operand("const", "-", (128, 128), "f32", detail=(("make", "hadamard"),)), *gemm([(128, "f32")], 128).operands[1:])
-    spec = KernelSpec("gemm", "T", operands, gemm([(128, "f32")], 128).attrs, gemm([(128, "f32")], 128).slots, title="turn")
+    like = gemm([(128, "f32")], 128)
+    literal = Operand("const", "-", (128, 128), "f32", detail=(("make", "hadamard"),))
+    spec = KernelSpec("gemm", "T", (literal, *like.operands[1:]), like.attrs, like.slots, title="turn")
     x = rounded(values(2, 128))
     sign = np.array([[(-1) ** bin(i & j).count("1") for j in range(128)] for i in range(128)], np.float64)
     close(run(spec, rows_step(2), [None, held(x, "bf16"), None])[2], x, sign)

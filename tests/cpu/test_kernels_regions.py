@@ -31,8 +31,9 @@ class Scene:
 
 # Prompts longer than every window, so that rings have wrapped; steps shorter and longer than the rings.
 SCENES = [Scene("v4_mtp", 20, 9), Scene("v4_mtp", 20, 4, "draft"), Scene("v41_c_quant", 141, 60, keep=40, wanted=3)]
-LONG = [Scene("v41_a_f32", 0, 33), Scene("v41_b_bf16", 131, 200), Scene("v41_b_bf16", 77, 1), Scene("v4_case_a", 70, 70),
-        Scene("v4_case_b", 131, 133), Scene("v4_case_d", 60, 200), Scene("v41_c_quant", 130, 5, "draft")]
+LONG = [Scene("v41_a_f32", 0, 33), Scene("v41_b_bf16", 131, 200), Scene("v41_b_bf16", 77, 1),
+        Scene("v4_case_a", 70, 70), Scene("v4_case_b", 131, 133), Scene("v4_case_d", 60, 200),
+        Scene("v41_c_quant", 130, 5, "draft")]
 
 
 def check(scene: Scene) -> None:

@@ -88,7 +88,8 @@ class _Sources:
         if kind == "selected":
             place = self.operands.place(picked).pointer
             setup = [f"int64_t found{n} = 0;", f"for (int i = 0; i < {self.operands[picked].size}; ++i) {{",
-                     f"    if ({place}[i] >= 0 && {place}[i] < (pos + 1) / {width}) list{n}[found{n}++] = {place}[i];", "}"]
+                     f"    const int64_t e = {place}[i];",
+                     f"    if (e >= 0 && e < (pos + 1) / {width}) list{n}[found{n}++] = (int32_t)e;", "}"]
             return _Read(setup, f"found{n}", f"di_entry(step, {st}, seq, list{n}[j])")
         raise InternalError(f"attend has no sources of kind {kind}")
 
@@ -137,5 +138,6 @@ def emit(spec: KernelSpec) -> Source:
         raise InternalError(f"probabilities are held in bf16 or f32, not {spec.get('rounds')}")
     return render(spec, rows_per_item=1, items_per_tile=heads // group, scratch_bytes=at, statics=statics,
                   call_lines=operands.call_lines(), row_lines=operands.row_lines(), sources=sources, lines=lines,
-                  heads=heads, group=group, share=share, d=d, dp=dp, vd=vd, vp=vp, sink=sink, q=base, q_kind=c_type(q.type),
-                  q_at=row_of(spec.rows, q.rows), scale=spec.get("scale"), round="true" if spec.get("rounds") else "false")
+                  heads=heads, group=group, share=share, d=d, dp=dp, vd=vd, vp=vp, sink=sink, q=base,
+                  q_kind=c_type(q.type), q_at=row_of(spec.rows, q.rows), scale=spec.get("scale"),
+                  round="true" if spec.get("rounds") else "false")

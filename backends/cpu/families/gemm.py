@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer.backends.base import Source
-from deepinfer.backends.cpu.operands import Operands
+from deepinfer.backends.cpu.operands import Operands, row_of
 from deepinfer.backends.cpu.source import render
 from deepinfer.backends.cpu.storage import c_type
 from deepinfer.backends.cpu.tile.body import Body, Env, Index
 from deepinfer.backends.cpu.tile.index import Ix, Space, linear
 from deepinfer.backends.cpu.tile.printer import IVDEP, Printer, indented
 from deepinfer.backends.cpu.tile.program import Analysis, analyse
+from deepinfer.backends.cpu.tile.scalar import literal
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp
 from deepinfer.dsl.types import DType
 from deepinfer.errors import InternalError
@@ -99,8 +100,8 @@ class Epilogue:
         self.printer = Printer(self.analysis, self.operands.place, statics=self.statics, prefix="e")
 
     def lines(self, c: Component, lead: Sequence[int], lead_var: str, groups: int = 1) -> list[str]:
-        """``lead``: dims before the columns, their position in C variable ``lead_var``. With ``groups`` the columns of all
-        groups are numbered through. ``acc<i>`` points to the tile row of result i."""
+        """``lead``: dims before the columns, their position in C variable ``lead_var``. With ``groups`` the columns of
+        all groups are numbered through. ``acc<i>`` points to the tile row of result i."""
         dims = self.analysis.ops[c.stores[0]].dims
         columns = math.prod(dims[len(lead):])
         space = Space({"n": columns})
@@ -108,7 +109,7 @@ class Epilogue:
             space.extents[lead_var] = math.prod(lead)
         index = (*space.split(Ix.var(lead_var), lead), *self._columns(space, dims[len(lead):], groups)) if lead else (
             tuple(self._columns(space, dims, groups)))
-        body = Body(Env(self.analysis, self.printer.memory, self._acc(lead), prefix="e"), space)
+        body = Body(Env(self.analysis, self.printer.memory, self._acc, prefix="e"), space)
         for s in c.stores:
             o = self.analysis.ops[s]
             if o.dims != dims:
@@ -121,10 +122,9 @@ class Epilogue:
     def _columns(space: Space, dims: Sequence[int], groups: int) -> list[Ix]:
         return space.split(Ix.var("n"), dims) if groups == 1 else _grouped(space, dims)
 
-    def _acc(self, lead: Sequence[int]):  # type: ignore[no-untyped-def]
-        def element(o: TileOp, index: Index) -> str:
-            return f"acc{o.get('i')}[n - n0]"
-        return element
+    @staticmethod
+    def _acc(o: TileOp, index: Index) -> str:
+        return f"acc{o.get('i')}[n - n0]"
 
 
 def _grouped(space: Space, dims: Sequence[int]) -> list[Ix]:
@@ -160,9 +160,8 @@ def emit(spec: KernelSpec) -> Source:
         item += -(-n // tile)
         width = max(width, tile * len(c.anchors))
     source_rows = operands.base(spec.get("x"))
-    parts = {"k": k, "x": source_rows, "x_kind": c_type(x.type), "x_row": x.size // x.get("by_sequence", 1), "groups": groups,
-             "lead": math.prod(lead), "micro": min(micro, MICRO_ROWS) if micro <= MICRO_ROWS else micro, "tiles": tiles}
-    from deepinfer.backends.cpu.operands import row_of
+    parts = {"k": k, "x": source_rows, "x_kind": c_type(x.type), "x_row": operands.elements(spec.get("x")),
+             "groups": groups, "lead": math.prod(lead), "micro": micro, "tiles": tiles}
     return render(spec, rows_per_item=rows, items_per_tile=item, scratch_bytes=micro * width * 4, statics=statics,
                   call_lines=operands.call_lines(), row_lines=operands.row_lines(),
                   x_at=row_of(spec.rows, x.rows), **parts)
@@ -175,6 +174,5 @@ def _weight(operands: Operands, i: int, statics: list[str]) -> str:
         return operands.param(i)
     if op.get("make") == "hadamard":
         return "nullptr"
-    from deepinfer.backends.cpu.tile.scalar import literal
     statics.append(f"static const float m{i}[] = {{{', '.join(literal(v, False) for v in op.get('values'))}}};")
     return f"m{i}"

@@ -45,4 +45,5 @@ def emit(spec: KernelSpec) -> Source:
     return render(spec, rows_per_item=1, items_per_tile=1, scratch_bytes=at, call_lines=operands.call_lines(),
                   row_lines=operands.row_lines(), heads=heads, d=d, dp=dp, ratio=ratio, groups=groups, marks=marks,
                   selections=selections, q=qp.pointer, w=wp.pointer, state=state,
-                  decode=decode_lines(spec.operands[keys].type, "r", "x"), round="true" if spec.get("rounds") else "false")
+                  decode=decode_lines(spec.operands[keys].type, "r", "x"),
+                  round="true" if spec.get("rounds") else "false")

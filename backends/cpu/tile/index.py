@@ -1,9 +1,10 @@
-"""Index arithmetic at print time: sums of loop variables, split and joined along dims without division where possible."""
+"""Index arithmetic at print time: sums of loop variables, split and joined along dims, if possible without division."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def merged(variables: Sequence[str], space: Space, used: Sequence[Ix]) -> Mappin
     """
     out: dict[str, tuple[str, int]] = {}
     coefficients = [dict(i.terms) for i in used]
-    for outer, inner in zip(variables, variables[1:], strict=False):
+    for outer, inner in pairwise(variables):
         if outer in space.opaque or inner in space.opaque:
             continue
         n = space.extents[inner]

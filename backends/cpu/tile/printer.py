@@ -40,7 +40,7 @@ class Printer:
         self._constants: dict[int, Place] = {}
         self._outputs: set[int] = set()  # kept in an output of the kernel
 
-    # ---- memory --------------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------------------------
     def memory(self, i: int) -> Place:
         o = self.analysis.ops[i]
         if o.op == "load":
@@ -72,7 +72,7 @@ class Printer:
         return last
 
     def buffer(self, i: int) -> Place:
-        """Memory of a kept op: the output that the same loop writes, when that holds its values exactly, else scratch."""
+        """Memory of a kept op: the output that its loop writes, when that holds its values exactly, else scratch."""
         o = self.analysis.ops[i]
         if (out := self._written(i)) is not None:
             self._buffers[i] = out
@@ -96,12 +96,14 @@ class Printer:
         return None
 
     def temporary(self, i: int, kind: str, count: int, nbytes: int) -> Place:
-        name = self.scratch.add(f"{self.prefix}w{i}_{len(self.scratch.slots)}", kind, count * nbytes, self.time(i), self.time(i))
-        return Place(name, kind)
+        name, now = f"{self.prefix}w{i}_{len(self.scratch.slots)}", self.time(i)
+        return Place(self.scratch.add(name, kind, count * nbytes, now, now), kind)
 
-    # ---- loops ---------------------------------------------------------------------------------------------------
-    def loop(self, dims: Sequence[int], shapes: Sequence[Sequence[int]], build: Callable[[Body, Index], None]) -> list[str]:
-        """A loop nest over ``dims``; ``build`` writes the body for an index. Loops that need not be apart run as one."""
+    # ---- loops -----------------------------------------------------------------------------------------------------
+    def loop(self, dims: Sequence[int], shapes: Sequence[Sequence[int]],
+             build: Callable[[Body, Index], None]) -> list[str]:
+        """A loop nest over ``dims``; ``build`` writes the body for an index. Loops that need not be apart run as
+        one."""
         extents = refined(dims, shapes)
         space = Space({f"i{n}": e for n, e in enumerate(extents)})
         position = Ix()
@@ -144,7 +146,7 @@ class Printer:
         else:
             self.finish(body, r, at)
 
-    # ---- the program ---------------------------------------------------------------------------------------------
+    # ---- the program -----------------------------------------------------------------------------------------------
     def lines(self) -> list[str]:
         """Statements for one row."""
         from deepinfer.backends.cpu.tile import roots

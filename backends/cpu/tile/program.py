@@ -74,12 +74,12 @@ def cleaned(program: TileProgram, operands: Sequence[Operand]) -> list[TileOp]:
     return ops
 
 
-def analyse(program: TileProgram, operands: Sequence[Operand], outputs: Sequence[int] = (), *,
+def analyse(program: TileProgram, operands: Sequence[Operand], *, last: bool = False,
             keeps: bool = True) -> Analysis:
-    """Roles of all ops. ``outputs``: ops that are wanted in a buffer (of the program's own numbering only when nothing is
-    cleaned away); ``keeps=False``: nothing may be kept in memory, all arithmetic is inline (epilogues)."""
+    """Roles of all ops. ``last``: the last op is wanted in a buffer (the carry of a scan); ``keeps=False``: nothing may
+    be kept in memory, all arithmetic is inline (epilogues)."""
     a = Analysis(cleaned(program, operands), operands, keeps)
-    wanted = {len(a.ops) - 1} if outputs else set()
+    wanted = {len(a.ops) - 1} if last else set[int]()
     a.readers = [[] for _ in a.ops]
     for i, o in enumerate(a.ops):
         for x in dict.fromkeys(o.args):
@@ -87,7 +87,7 @@ def analyse(program: TileProgram, operands: Sequence[Operand], outputs: Sequence
     _mark_alive(a, wanted)
     readers_roots: dict[int, set[int]] = {}
     costs: dict[int, int] = {}
-    for i, o in enumerate(a.ops):
+    for i in range(len(a.ops)):
         costs[i] = _inline_cost(a, i, costs)
     for i in reversed(range(len(a.ops))):
         if i in a.alive:
@@ -162,7 +162,7 @@ def _widens(a: Analysis, i: int, reader: int) -> bool:
     return size(r) > size(o)
 
 
-# ---- absorbing readers -------------------------------------------------------------------------------------------------
+# ---- absorbing readers ---------------------------------------------------------------------------------------------
 def _absorb(a: Analysis, reached: dict[int, set[int]], wanted: set[int]) -> None:
     for i in sorted(a.roots):
         o = a.ops[i]

@@ -25,7 +25,7 @@ def _store(p: Printer, i: int, o: TileOp) -> list[str]:
     return p.loop(o.dims, shared_shapes(p.analysis, source), lambda b, at: p.finish_reader(b, i, at))
 
 
-# ---- nests written out here: loops whose bodies hold loops ----------------------------------------------------------
+# ---- nests written out here: loops whose bodies hold loops ---------------------------------------------------------
 class Nest:
     """Plain loops over the dims of size > 1, outermost first; inside, ``body`` takes lines."""
 
@@ -112,8 +112,8 @@ def _reduce_apart(p: Printer, i: int, o: TileOp, source: TileOp) -> list[str]:
     """Many terms that lie apart: results are accumulated in memory, one term of all at a time."""
     place, how = p.memory(i), o.get("how")
     reduced = [d for d in o.get("dims") if source.dims[d] > 1]
-    start = literal_start = "-HUGE_VALF" if how == "max" else "0.0f"
-    out = p.loop(o.dims, [], lambda b, at: b.write(place, linear(o.dims, at), literal_start))
+    start = "-HUGE_VALF" if how == "max" else "0.0f"
+    out = p.loop(o.dims, [], lambda b, at: b.write(place, linear(o.dims, at), start))
     nest = Nest(p, tuple(source.dims[d] if d in reduced else 1 for d in range(len(source.dims))))
     at = list(nest.index)
     kept = [d for d in range(len(source.dims)) if source.dims[d] > 1 and d not in reduced]
@@ -132,8 +132,11 @@ def _reduce_apart(p: Printer, i: int, o: TileOp, source: TileOp) -> list[str]:
     b.lines += ["}"] * len(kept[:-1])
     out += nest.text()
     if how == "mean":
-        n = size(source) // size(o)
-        out += p.loop(o.dims, [], lambda b, at: b.write(place, linear(o.dims, at), f"{place.read(b.at(linear(o.dims, at)))} / {n}.0f"))
+        def divide(b: Body, at: Index) -> None:
+            where = linear(o.dims, at)
+            b.write(place, where, f"{place.read(b.at(where))} / {size(source) // size(o)}.0f")
+
+        out += p.loop(o.dims, [], divide)
     return out
 
 
@@ -214,7 +217,7 @@ def _concat(p: Printer, i: int, o: TileOp) -> list[str]:
     return out
 
 
-# ---- lookups and selections -------------------------------------------------------------------------------------------
+# ---- lookups and selections ----------------------------------------------------------------------------------------
 def _gather(p: Printer, i: int, o: TileOp) -> list[str]:
     table = p.analysis.operands[o.get("operand")]
     (index,) = o.args
@@ -294,11 +297,11 @@ def _argmax(p: Printer, i: int, o: TileOp) -> list[str]:
     return nest.text()
 
 
-# ---- repetition -------------------------------------------------------------------------------------------------------------
+# ---- repetition ----------------------------------------------------------------------------------------------------
 def _scan(p: Printer, i: int, o: TileOp) -> list[str]:
     carry = p.memory(i)
     body = o.get("body")
-    inner = Printer(analyse(body, p.analysis.operands, outputs=(len(body.ops) - 1,)), p.place, p.scratch, p.statics,
+    inner = Printer(analyse(body, p.analysis.operands, last=True), p.place, p.scratch, p.statics,
                     prefix=f"{p.prefix}{i}_", fixed_time=p.time(i))
     inner.carries = {"carry": carry} | {f"c{n}": p.memory(x) for n, x in enumerate(o.args[1:])}
     result = len(inner.analysis.ops) - 1
@@ -309,7 +312,7 @@ def _scan(p: Printer, i: int, o: TileOp) -> list[str]:
     return [*lines, f"for (int trip = 0; trip < {o.get('trips')}; ++trip) {{", *indented(step), "}"]
 
 
-# ---- state ----------------------------------------------------------------------------------------------------------------
+# ---- state ---------------------------------------------------------------------------------------------------------
 def _state(p: Printer, operand: int) -> str:
     if p.state is None:
         raise InternalError("only a rowwise kernel touches states")
@@ -334,7 +337,7 @@ def _store_record(p: Printer, i: int, o: TileOp) -> list[str]:
 def _pool(p: Printer, i: int, o: TileOp) -> list[str]:
     op = p.analysis.operands[o.get("operand")]
     if any(t.name != "f32" for t, _ in op.type.parts):
-        raise InternalError("a group tail holds f32 rows", found=str(op.type))
+        raise InternalError(f"a group tail holds f32 rows, not {op.type}")
     call = (f"di_pool<{o.get('ratio')}, {o.get('dim')}, {str(bool(o.get('overlap'))).lower()}>"
             f"(step, {_state(p, o.get('operand'))}, seq, pos, {p.memory(i).pointer});")
     return [call]
