@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "barrier.h"
 #include "memory.h"
 #include "step.h"
 #include "table.h"
@@ -79,6 +80,7 @@ struct DiEngine {
     int32_t last_entry_ = -1;
     bool profiling_ = false;
     std::atomic<bool> running_{false};
+    Barrier barrier_;
 
     int32_t entry_named(const std::string& name) const;
     char* state_base(int32_t state) const;

@@ -80,7 +80,11 @@ void DiEngine::execute(const EntryRow& entry, Plan& plan) {
         return;
     }
 #pragma omp parallel num_threads(threads_)
-    phases(entry, plan, omp_get_thread_num());
+    {
+#pragma omp single
+        barrier_.resize(omp_get_num_threads());  // a limit of the environment may leave fewer than were asked for
+        phases(entry, plan, omp_get_thread_num());
+    }
 }
 
 // What one thread does in a step. All threads walk the same phases and tiles, with a barrier after each.
@@ -100,9 +104,7 @@ void DiEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& 
                    Clock::time_point& start) {
     if (!plan.dealers[phase].items) return;
     work(entry, plan, phase, tile, thread);
-    if (threads_ > 1 && plan.dealers[phase].meet) {
-#pragma omp barrier
-    }
+    if (threads_ > 1 && plan.dealers[phase].meet) barrier_.wait();
     if (thread || !profiling_) return;
     Clock::time_point now = Clock::now();
     plan.microseconds[phase] += microseconds_between(start, now);
