@@ -14,6 +14,7 @@ if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
 
 from deepinfer.cli import compile as _compile
 from deepinfer.cli import info as _info
+from deepinfer.cli import serve as _serve
 from deepinfer.cli.failure import Group
 
 
@@ -30,7 +31,7 @@ def main(context: click.Context) -> None:
     First steps:
       deepinfer compile --model DIR_OR_HUB_ID --out engines/my_engine
       deepinfer info engines/my_engine --num-seqs 8 --seq-len 4096
-      python -c "import deepinfer; deepinfer.load_engine('engines/my_engine')"
+      deepinfer serve engines/my_engine --checkpoint DIR_OR_HUB_ID
 
     \b
     Exit codes: 0 done, 2 wrong option or model description, 3 does not fit, 4 compiler or driver,
@@ -42,3 +43,4 @@ def main(context: click.Context) -> None:
 
 main.add_command(_compile.main, "compile")
 main.add_command(_info.main, "info")
+main.add_command(_serve.main, "serve")

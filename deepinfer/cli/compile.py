@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from deepinfer.accelerator import resolve_target
+from deepinfer.backends.base import ALL, HOST
 from deepinfer.cli.failure import Command
 from deepinfer.cli.targets import target_option
 from deepinfer.dsl.model import EngineOptions
@@ -89,6 +90,14 @@ def _engine_option(name: str, metavar: str | None, text: str) -> Callable[[Any],
     metavar="N",
     help="Compilers to run at once. Default: the machine's cores.",
 )
+@click.option(
+    "--isa",
+    type=click.Choice([ALL, HOST]),
+    default=ALL,
+    show_default=True,
+    help="Instruction sets to compile for: all that the target has, or the best one of this machine only, which "
+    "takes less time.",
+)
 def main(
     target: str | None,
     model: str,
@@ -97,6 +106,7 @@ def main(
     wheel: bool,
     dump_ir: Path | None,
     jobs: int | None,
+    isa: str,
     **options: Any,
 ) -> None:
     """Compile MODEL for one target into an engine folder.
@@ -123,4 +133,5 @@ def main(
         wheel=wheel,
         dump_ir=dump_ir,
         jobs=jobs,
+        isa=isa,
     )

@@ -224,8 +224,10 @@ class _Logprobs:
             self._length += len(text)
             if isinstance(logprob, TokenLogprob):
                 self._values.append(logprob.value)
-                # two ids may look alike: the more probable one, which comes first, is kept
-                self._top.append({self._text(i): value for i, value in reversed(logprob.top)} | {text: logprob.value})
+                shown: dict[str, float] = {}
+                for rival, value in [*logprob.top, (token, logprob.value)]:
+                    shown.setdefault(self._text(rival), value)  # of two ids that look alike the likelier one
+                self._top.append(shown)
             else:
                 self._values.append(None)
                 self._top.append(None)

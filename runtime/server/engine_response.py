@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deepinfer.recipe import Event
-from deepinfer.runtime import events
 from deepinfer.runtime.server.answer import Answer
 from deepinfer.runtime.server.failures import HttpFailure, error_body, error_response, unavailable
 from deepinfer.runtime.server.ticket import EngineGone, SlowReader, Ticket
@@ -28,16 +28,19 @@ class EngineResponse(Response):
     """The response to one generation request.
 
     Args:
+        notes: the log line of the request; what became of the answer is added.
         keep_alive: seconds of silence after which a comment (stream) or an empty line (body) is sent.
         on_cut: called when the client went away or was too slow, with the word for it.
     """
 
-    def __init__(self, ticket: Ticket, answer: Answer, *, stream: bool, path: str, request_id: str, keep_alive: float,
-                 on_cut: Callable[[str], None]) -> None:
+    def __init__(self, ticket: Ticket, answer: Answer, *, stream: bool, path: str, request_id: str,
+                 notes: dict[str, Any], keep_alive: float, on_cut: Callable[[str], None]) -> None:
         super().__init__()
         self._ticket, self._answer, self._stream = ticket, answer, stream
         self._path, self._request_id, self._keep_alive, self._on_cut = path, request_id, keep_alive, on_cut
+        self._notes = notes
         self._begun = False
+        self._first = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer_to(scope, receive, send))
@@ -48,13 +51,17 @@ class EngineResponse(Response):
             if not work.done():
                 why = "disconnected" if gone.done() else "slow_reader"
                 self._on_cut(why)
-                events.info("answer_cut", request=self._request_id, reason=why, tokens=self._ticket.tokens)
+                self._notes["cut"] = why
         finally:
             self._ticket.close()
             for task in (work, gone, slow):
                 if not task.done():
                     task.cancel()
             results = await asyncio.gather(work, gone, slow, return_exceptions=True)
+            ticket = self._ticket
+            self._notes.update(tokens=ticket.tokens, finish=ticket.finish)
+            if ticket.first is not None:
+                self._notes["first_token_seconds"] = round(ticket.first - ticket.started, 4)
         if isinstance(results[0], Exception) and not isinstance(results[0], SlowReader | OSError):
             raise results[0]
 
@@ -75,8 +82,7 @@ class EngineResponse(Response):
 
     async def _run(self, send: Send) -> None:
         answer = self._answer
-        if not self._stream:
-            answer.begin()
+        self._first = _wire(answer.begin())
         while not answer.is_over():
             shown: list[Event] = []
             for update in await self._news(send):
@@ -87,9 +93,9 @@ class EngineResponse(Response):
                 await self._open(send)
                 if shown:
                     await _chunk(send, _wire(shown))
-        if not self._stream:
-            await self._open(send)
-        await _chunk(send, self._last_line() if self._stream else _json(answer.body()), more=False)
+        last = self._last_line() if self._stream else _json(answer.body())
+        await self._open(send, length=None if self._stream else len(last))
+        await _chunk(send, last, more=False)
 
     async def _news(self, send: Send) -> list[Update]:
         """The next updates; keep-alives go out meanwhile. HttpFailure: the answer cannot go on."""
@@ -107,17 +113,19 @@ class EngineResponse(Response):
             await self._open(send)
             await _chunk(send, b": keep-alive\n\n" if self._stream else b"\n")
 
-    async def _open(self, send: Send) -> None:
-        """Send the status and, in a stream, the events before the first text."""
+    async def _open(self, send: Send, length: int | None = None) -> None:
+        """Send the status and, in a stream, the events before the first text; ``length`` of the body, if known."""
         if self._begun:
             return
         self._begun = True
         headers = [(b"content-type", _SSE if self._stream else _JSON), (b"cache-control", b"no-cache")]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
         if self._stream:
             headers.append((b"x-accel-buffering", b"no"))  # proxies of nginx's kind would hold events back
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if self._stream and (shown := _wire(self._answer.begin())):
-            await _chunk(send, shown)
+        if self._stream and self._first:
+            await _chunk(send, self._first)
 
     def _last_line(self) -> bytes:
         done = self._answer.done_line

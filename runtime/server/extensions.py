@@ -44,7 +44,7 @@ def refuse_unbuilt_fields(root: Field) -> None:
 def refuse_unbuilt_features(request: ConvertedRequest) -> None:
     """Refuse a request whose form is right and that needs what this server does not have."""
     for image in request.image_sources:
-        raise _unsupported(image.path, "this engine reads text only")
+        raise _unsupported(image.path.lstrip("."), "this engine reads text only")
     field = {"chat": "response_format", "responses": "text.format"}.get(request.api, "output_format")
     kind = request.conversation.response_format.kind
     if kind in ("json_schema", "regex"):

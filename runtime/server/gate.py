@@ -80,4 +80,4 @@ class Gate:
             self._metrics.answered(known or "none", status)
             if path not in _QUIET:
                 events.info("request", id=request_id, method=scope["method"], route=known or "none", status=status,
-                            seconds=time.monotonic() - began, **notes)
+                            seconds=round(time.monotonic() - began, 4), **notes)

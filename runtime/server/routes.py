@@ -65,9 +65,10 @@ def generation_routes(service: Service) -> APIRouter:
         # converting and tokenising a long prompt takes a while; probes are answered meanwhile
         ready = await asyncio.to_thread(prepare, body, vocabulary)
         ticket = service.submit(ready.ids, ready.sampling)
-        request.state.notes.update(prompt_tokens=len(ready.ids), stream=ready.stream, engine_id=ticket.key)
+        notes = request.state.notes
+        notes.update(prompt_tokens=len(ready.ids), stream=ready.stream, engine_request=ticket.key)
         return EngineResponse(ticket, ready.answer, stream=ready.stream, path=request.url.path,
-                              request_id=request.state.request_id, keep_alive=service.settings.keep_alive,
+                              request_id=request.state.request_id, notes=notes, keep_alive=service.settings.keep_alive,
                               on_cut=service.metrics.cut)
 
     def conversation(api: str) -> Callable[[Request], Any]:

@@ -28,7 +28,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     """A listening socket; PlanError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # with the protocol named asyncio knows it for TCP and switches Nagle's delay off
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(_BACKLOG)

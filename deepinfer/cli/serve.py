@@ -1,0 +1,191 @@
+"""`deepinfer serve`: an engine behind the APIs of OpenAI and Anthropic clients."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deepinfer.accelerator import resolve_target
+from deepinfer.cli.config_file import config_option, print_config, print_config_option
+from deepinfer.cli.failure import Command
+from deepinfer.errors import ArtifactError, SpecError, ToolchainError
+
+KEY_VARIABLE = "DEEPINFER_API_KEY"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is served: an engine folder and the checkpoint for it, None for the engine's own."""
+
+    engine: Path
+    checkpoint: str | None
+    name: str
+
+
+@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"],
+                                              "auto_envvar_prefix": "DEEPINFER_SERVE"})
+@click.argument("subject", metavar="ENGINE_OR_MODEL")
+@click.option("--checkpoint", metavar="DIR_OR_HUB_ID",
+              help="Weights for an engine. Default: what the engine was compiled from.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is reachable "
+              "from this machine only.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--served-model-name", multiple=True, metavar="NAME",
+              help="Name that clients ask for; can be repeated. Default: the folder's or hub id's own.")
+@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help=f"File with one API key a line. {KEY_VARIABLE} holds keys too, separated by commas. There is no "
+              "flag for a key: it would show in the list of processes.")
+@click.option("--max-model-len", type=click.IntRange(min=2), metavar="TOKENS",
+              help="Longest prompt and answer together; at most what the engine was compiled for.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N",
+              help="Requests that run at the same time; at most what the engine was compiled for.")
+@click.option("--num-blocks", type=click.IntRange(min=1), metavar="N",
+              help="Cache blocks. Default: enough for all requests, or half of the free memory.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of a CPU engine. Default: all processors.")
+@click.option("--seed", type=int, help="Of requests that bring none. Default: from the system.")
+@click.option("--max-queue", type=click.IntRange(min=0), default=256, show_default=True, metavar="N",
+              help="Requests that wait beside the running ones; further ones get 429.")
+@click.option("--max-body", type=click.IntRange(min=1024), default=48 << 20, show_default=True, metavar="BYTES",
+              help="Largest request.")
+@click.option("--keep-alive", type=click.FloatRange(min=0.1), default=10.0, show_default=True, metavar="SECONDS",
+              help="Silence after which a stream gets a comment and another answer an empty line.")
+@click.option("--stream-buffer", type=click.IntRange(min=16), default=4096, show_default=True, metavar="TOKENS",
+              help="Tokens of one answer that wait for a slow reader before it is cut off.")
+@click.option("--drain", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+              help="Time for running answers after SIGTERM.")
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), metavar="PATH",
+              help="tokenizer.json or its folder. Default: the checkpoint's.")
+@click.option("--dialect", type=click.Choice(["v4", "v4.1"]),
+              help="Prompt format. Default: the one whose control tokens the tokenizer has.")
+@click.option("--default-thinking/--no-default-thinking", default=True, show_default=True,
+              help="Whether answers begin with reasoning where a request does not say.")
+@click.option("--repair-tool-calls", is_flag=True, help="Read malformed tool calls for what they mean; without it "
+              "they pass as the model wrote them.")
+@click.option("--self-check/--no-self-check", default=True, show_default=True,
+              help="Compare a short greedy answer with the one of the first start before serving.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True,
+              help="auto: text on a terminal, else JSON lines.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
+              show_default=True)
+@config_option
+@print_config_option
+@click.pass_context
+def main(context: click.Context, /, subject: str, **options: Any) -> None:
+    """Serve ENGINE_OR_MODEL over HTTP for OpenAI, Anthropic and plain completion clients.
+
+    ENGINE_OR_MODEL is an engine folder; or a checkpoint folder or hub id, which is compiled into the
+    cache first, and the equal deepinfer-compile line is printed. Every flag can also be set as
+    DEEPINFER_SERVE_<FLAG> or in the file of --config: flag before environment before file.
+
+    \b
+    Examples:
+      deepinfer serve engines/my_engine --checkpoint ./my-checkpoint
+      deepinfer serve ./my-checkpoint --port 8080 --served-model-name small
+      curl http://127.0.0.1:8000/v1/models
+
+    \b
+    SIGTERM: no new requests, running answers get --drain seconds. A second signal ends at once.
+    """
+    if options.pop("print_config"):
+        print_config(context)
+        return
+    server = _server_modules()
+    keys = _keys(options["api_key_file"])
+    log_format = options["log_format"]
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    server.logs.start_logging(options["log_level"], as_json=as_json)
+    sock = server.run.open_socket(options["host"], options["port"])
+    if not keys and options["host"] not in _LOOPBACK:
+        click.echo(f"warning: {options['host']} is reachable from other machines and no API key is set "
+                   f"({KEY_VARIABLE} or --api-key-file)", err=True)
+    found = _resolve(subject, options)
+    from deepinfer.codegen.cache import cache_root
+
+    settings = server.service.ServerSettings(
+        names=options["served_model_name"] or (found.name,), keys=keys, max_model_len=options["max_model_len"],
+        max_queue=options["max_queue"], max_body=options["max_body"], keep_alive=options["keep_alive"],
+        stream_buffer=options["stream_buffer"], tokenizer=options["tokenizer"], dialect=options["dialect"],
+        default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"])
+    engine = server.engine_process.EngineSettings(
+        endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
+        num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
+        records=str(cache_root() / "self-check") if options["self_check"] else None, log_json=as_json,
+        log_level=options["log_level"])
+    context.exit(server.run.run_server(settings, engine, sock))
+
+
+class _server_modules:
+    """The modules that need the extra `server`; one sentence when it is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            for name in ("logs", "run", "service", "engine_process"):
+                setattr(self, name, importlib.import_module(f"deepinfer.runtime.server.{name}"))
+        except ModuleNotFoundError as error:
+            raise ToolchainError("the packages of the server are not installed", found=f"no {error.name}",
+                                 next_step="pip install 'deepinfer-aot[server]'") from None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    """API keys of the environment and the file."""
+    keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",")]
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError("the file of API keys cannot be read", where=file, found=error) from None
+        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not found:
+            raise SpecError("the file holds no API key", where=file, next_step="write one key a line")
+        keys += found
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _resolve(subject: str, options: dict[str, Any]) -> Subject:
+    """The engine to serve; a model is compiled first."""
+    package: Any = importlib.import_module("deepinfer.codegen.package.manifest")
+    folder = Path(subject).expanduser()
+    checkpoint = options["checkpoint"]
+    if folder.is_dir() and package.is_engine(folder):
+        longest = package.read_manifest(folder)["plan"]["max_model_len"]
+        if options["max_model_len"] is not None and options["max_model_len"] > longest:
+            raise SpecError("the engine was compiled for shorter sequences", where="--max-model-len",
+                            found=options["max_model_len"], allowed=f"at most {longest}",
+                            next_step="compile again with a larger --max-model-len")
+        return Subject(folder, checkpoint, Path(checkpoint).name if checkpoint else folder.resolve().name)
+    if checkpoint is not None:
+        raise SpecError("--checkpoint goes with an engine folder, and this is none", where="ENGINE_OR_MODEL",
+                        found=subject, next_step="leave --checkpoint out, or name an engine folder")
+    return Subject(_compiled(subject, options), subject, Path(subject).name)
+
+
+def _compiled(model: str, options: dict[str, Any]) -> Path:
+    """Compile a model into the cache; what is there already is not compiled again."""
+    from deepinfer.codegen.cache import cache_root
+    from deepinfer.dsl.model import EngineOptions
+
+    given = {name: options[name] for name in ("max_model_len", "max_num_seqs") if options[name] is not None}
+    choice = resolve_target(None)
+    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    place = str(Path(model).resolve()) if Path(model).is_dir() else model
+    mark = hashlib.sha256("\n".join([place, choice.target, *flags]).encode()).hexdigest()[:12]
+    name = re.sub(r"[^a-z0-9]+", "_", Path(model).name.lower()).strip("_")
+    out = cache_root() / "engines" / f"engine_{name}_{mark}"  # a name that can be imported, whatever the model's
+    command = ["deepinfer-compile", "--target", choice.target, "--model", model, *flags, "--out", str(out)]
+    click.echo(f"compiling into the cache: {shlex.join(command)}", err=True)
+    codegen: Any = importlib.import_module("deepinfer.codegen")
+    codegen.compile_engine(model=model, out=out, target=choice.target, options=EngineOptions(**given))
+    return out

@@ -1,0 +1,79 @@
+"""Plain completions through the official client: text and ids, holes, echo, log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from server.running import MODEL, Running
+
+TEXT = "one two three four five"
+PROMPT = "say:stops"
+
+
+def test_a_text_is_continued_and_a_stream_says_the_same(openai_client: openai.OpenAI) -> None:
+    done = openai_client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=50)
+    assert (done.choices[0].text, done.choices[0].finish_reason, done.object) == (TEXT, "stop", "text_completion")
+    chunks = list(openai_client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=50, stream=True,
+                                                   stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == TEXT
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage == done.usage
+
+
+def test_ids_are_a_prompt_like_the_text_they_spell(openai_client: openai.OpenAI, server: Running) -> None:
+    ids = [0, *server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]]
+    for prompt in (ids, [ids], [PROMPT]):
+        done = openai_client.completions.create(model=MODEL, prompt=prompt, max_tokens=50)  # type: ignore[arg-type]
+        assert done.choices[0].text == TEXT
+        assert done.usage is not None and done.usage.prompt_tokens == len(ids)
+
+
+def test_a_suffix_makes_a_hole_of_control_tokens(openai_client: openai.OpenAI, server: Running) -> None:
+    done = openai_client.completions.create(model=MODEL, prompt=PROMPT, suffix=" the end", max_tokens=50)
+    assert done.choices[0].text == TEXT
+    plain = [len(server.post("/tokenize", {"prompt": p}).json()["tokens"]) for p in (PROMPT, " the end")]
+    assert done.usage is not None and done.usage.prompt_tokens == sum(plain) + 4
+
+
+def test_echo_with_logprobs_scores_the_prompt(openai_client: openai.OpenAI, server: Running) -> None:
+    ids = server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
+    done = openai_client.completions.create(model=MODEL, prompt=[0, *ids], max_tokens=0, echo=True, logprobs=1)
+    choice = done.choices[0]
+    assert choice.logprobs is not None and choice.text.endswith(PROMPT) and choice.finish_reason == "length"
+    assert done.usage is not None and done.usage.completion_tokens == 0
+    values: Any = choice.logprobs.token_logprobs
+    assert values[0] is None and values[1:] == pytest.approx([0] * len(ids), abs=1e-6)
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    offsets: Any = choice.logprobs.text_offset
+    assert [choice.text[i:].startswith(t) for i, t in zip(offsets, choice.logprobs.tokens or [], strict=True)]
+    more = openai_client.completions.create(model=MODEL, prompt=[0, *ids], max_tokens=50, echo=True, logprobs=0)
+    assert more.choices[0].text == choice.text + TEXT
+    assert more.choices[0].logprobs is not None
+    assert len(more.choices[0].logprobs.tokens or []) == 1 + len(ids) + (more.usage.completion_tokens  # type: ignore
+                                                                         if more.usage else 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_is_cut_off(openai_client: openai.OpenAI, stream: bool) -> None:
+    done: Any = openai_client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=50, stop=["ree fo"],
+                                                 stream=stream)
+    text = "".join(c.choices[0].text for c in done) if stream else done.choices[0].text
+    assert text == "one two th"
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"n": 2}, "n "), ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b"]}, "prompt"), ({"logprobs": 50}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 100_000}, "context"), ({"prompt": []}, "prompt"),
+    ({"prompt": [-1]}, "prompt"), ({"prompt": [999_999_999]}, "out of range"), ({"suffix": "x", "echo": True}, "echo"),
+])
+def test_what_cannot_be_served_is_refused_by_name(server: Running, fields: dict[str, Any], named: str) -> None:
+    refused = server.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, **fields})
+    assert refused.status_code == 400, refused.text
+    assert named in refused.json()["error"]["message"]
+
+
+def test_an_unknown_model_is_not_found(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=MODEL):
+        openai_client.completions.create(model="another", prompt=PROMPT)

@@ -1,0 +1,127 @@
+"""Probes, models, metrics, tokens, ids of requests, keep-alives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server.running import MODEL, Running, running
+from server.scripted_engine import HELLO, LONGEST
+
+import deepinfer
+
+
+def samples(server: Running) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for s in family.samples:
+            assert s.labels["model_name"] == MODEL, s
+            found[s.name] = found.get(s.name, 0) + s.value
+    return found
+
+
+def test_models_are_listed_for_both_families_of_clients(openai_client: openai.OpenAI, anthropic_client: Any) -> None:
+    card: Any = openai_client.models.list().data[0]
+    assert (card.id, card.max_model_len, card.owned_by) == (MODEL, LONGEST, "deepinfer-aot")
+    assert openai_client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        openai_client.models.retrieve("another")
+    assert [m.id for m in anthropic_client.models.list()] == [MODEL]
+
+
+def test_the_version_is_the_packages(server: Running) -> None:
+    found = server.client.get("/version").json()
+    assert found["version"] == deepinfer.__version__ and found["target"] == "cpu"
+    assert found["fingerprint"] == server.client.get("/ready").json()["fingerprint"]
+
+
+def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Running) -> None:
+    before = samples(server)
+    usage = server.chat("hello").json()["usage"]
+    server.wait_idle()
+    grown = {name: value - before.get(name, 0) for name, value in samples(server).items()}
+    assert grown["vllm:request_success_total"] == 1
+    # the end token is chosen but is no token of the answer
+    assert grown["vllm:generation_tokens_total"] == usage["completion_tokens"] + 1
+    assert grown["vllm:prompt_tokens_total"] == usage["prompt_tokens"]
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+                 "request_prompt_tokens", "request_generation_tokens", "request_prefill_time_seconds",
+                 "request_decode_time_seconds"):
+        assert grown[f"vllm:{name}_count"] == 1, name
+    assert grown["vllm:inter_token_latency_seconds_count"] == usage["completion_tokens"]
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert samples(server)[f"vllm:{name}"] == 0
+
+
+def test_tokens_of_a_text_and_of_a_conversation(server: Running) -> None:
+    text = "Grüße </think> 你好"
+    found = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) and found["max_model_len"] == LONGEST
+    assert 128822 not in found["tokens"]
+    assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+    messages = [{"role": "user", "content": "say:hello"}]
+    prompt = server.post("/tokenize", {"messages": messages}).json()
+    usage = server.post("/v1/chat/completions", {"model": MODEL, "messages": messages}).json()["usage"]
+    assert prompt["count"] == usage["prompt_tokens"]
+    assert server.post("/detokenize", {"tokens": prompt["tokens"]}).json()["prompt"].endswith("<think>")
+
+
+def test_the_id_of_a_request_is_kept_and_a_strange_one_replaced(server: Running) -> None:
+    assert server.client.get("/version", headers={"X-Request-Id": "abc-1.2:3"}).headers["x-request-id"] == "abc-1.2:3"
+    for strange in ("a b", "x" * 200, 'a"b'):
+        made = server.client.get("/version", headers={"X-Request-Id": strange}).headers["x-request-id"]
+        assert made.startswith("req-") and made != strange
+    messages = [{"role": "user", "content": "say:hello"}]
+    answer = server.post("/v1/chat/completions", {"model": MODEL, "messages": messages},
+                         **{"X-Request-Id": "find-me"})
+    assert answer.headers["x-request-id"] == "find-me"
+    line = server.wait_for(lambda: server.event("request", id="find-me"), "the log line")
+    assert (line["status"], line["route"]) == (200, "/v1/chat/completions")
+    assert line["tokens"] == answer.json()["usage"]["completion_tokens"]
+
+
+def test_silence_is_filled_with_signs_of_life_in_the_documented_form(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path, keep_alive=0.1) as server:
+        server.hold.touch()
+        fields: Any = {"model": MODEL, "messages": [{"role": "user", "content": "say:held"}],
+                       "thinking": {"type": "disabled"}}
+        with server.client.stream("POST", "/v1/chat/completions", json={**fields, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            signs = 0
+            while signs < 3:
+                signs += next(lines) == ": keep-alive"
+            server.hold.unlink()
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]" and any("after" in line for line in rest)
+        server.hold.touch()
+        with server.client.stream("POST", "/v1/chat/completions", json=fields) as stream:
+            pieces = stream.iter_text()
+            assert next(pieces) == next(pieces) == "\n"
+            server.hold.unlink()
+            text = "".join(pieces)
+        assert json.loads(text)["choices"][0]["message"]["content"] == "before hold after"
+
+
+def test_a_body_over_the_limit_is_a_413_and_the_address_is_local(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path, max_body=10_000, max_model_len=100, names=["one", "two"]) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        large: Any = {"model": "one", "messages": [{"role": "user", "content": "x" * 20_000}]}
+        assert server.post("/v1/chat/completions", large).status_code == 413
+
+        def pieces() -> Any:
+            for _ in range(100):
+                yield b" " * 1000
+
+        chunked = server.client.post("/v1/messages", content=pieces())
+        assert chunked.status_code == 413 and chunked.json()["error"]["type"] == "request_too_large"
+        assert [m["max_model_len"] for m in server.client.get("/v1/models").json()["data"]] == [100, 100]
+        messages = [{"role": "user", "content": "word " * 100}]
+        refused = server.post("/v1/chat/completions", {"model": "two", "messages": messages})
+        assert refused.status_code == 400 and "100 tokens" in refused.json()["error"]["message"]
+        small = server.post("/v1/chat/completions", {"model": "two", "messages": [
+            {"role": "user", "content": "say:hello"}]})
+        assert small.json()["choices"][0]["message"]["content"] == HELLO
