@@ -10,6 +10,10 @@ from typing import Protocol
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.dsl.types import DType
 
+# Instruction sets to build for: all that the target has, so that an engine runs on every machine of its kind, or the
+# best one of the machine that compiles.
+ALL, HOST = "all", "host"
+
 # How much of a row an op needs at once; a slot that works at one granularity takes ops of it and of finer ones.
 GRANULARITIES = ("none", "element", "group", "row")
 
@@ -49,12 +53,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Binary:
-    """Compiled kernels of an engine: files to put into ``lib/``, and what made them."""
+    """Compiled kernels of an engine: files to put into ``lib/``, and what made them. ``isa``: as asked for;
+    ``instruction_sets``: what that came to."""
 
     files: dict[str, Path]
     compilers: dict[str, str]
     cache_hits: int
     cache_misses: int
+    isa: str = ALL
+    instruction_sets: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
@@ -71,5 +78,5 @@ class Backend(Protocol):
 
     def emit(self, spec: KernelSpec) -> Source: ...
 
-    def compile(self, sources: Sequence[Source], *, jobs: int,
+    def compile(self, sources: Sequence[Source], *, jobs: int, isa: str = ALL,
                 progress: Callable[[str], None] | None = None) -> Binary: ...

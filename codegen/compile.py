@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from deepinfer.accelerator import backend_of, built_targets
-from deepinfer.backends.base import Backend, Binary
+from deepinfer.backends.base import ALL, HOST, Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.package import EngineContents, check_out, write_engine
@@ -42,18 +42,21 @@ class Compiled:
 
 def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions | None = None,
                    revision: str | None = None, wheel: bool = False, dump_ir: Path | None = None,
-                   jobs: int | None = None, spec: str | None = None, console: Console | None = None,
+                   jobs: int | None = None, isa: str = ALL, spec: str | None = None, console: Console | None = None,
                    workspace_bytes: int = WORKSPACE_BYTES) -> Compiled:
     """Compile a model for one target into the engine folder ``out``.
 
     ``model``: a folder with config.json (weights are not read; their headers decide the storage formats) or a hub id.
-    ``spec``: dotted name of a spec module, for models that are not registered; ``workspace_bytes``: memory of the
-    values inside a row loop (plan/row_loops.py). Raises SpecError, PlanError,
-    ToolchainError, ArtifactError; nothing is left behind half-written.
+    ``isa``: ``all`` instruction sets of the target, or ``host``: the best one of this machine, which takes less time
+    and gives an engine that other machines may not run. ``spec``: dotted name of a spec module, for models that are
+    not registered; ``workspace_bytes``: memory of the values inside a row loop (plan/row_loops.py). Raises SpecError,
+    PlanError, ToolchainError, ArtifactError; nothing is left behind half-written.
     """
     start = perf_counter()
     show = console or Console(stderr=True)
     check_out(out)
+    if isa not in (ALL, HOST):
+        raise SpecError("there is no such choice of instruction sets", where="isa", found=isa, allowed=f"{ALL}, {HOST}")
     opt = options or EngineOptions()
     checkpoint = open_checkpoint(model, revision=revision)
     described = describe_model(checkpoint, opt, spec)
@@ -61,7 +64,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
     backend = load_backend(target)
     with _phases(show) as phase:
         plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named, workspace_bytes=workspace_bytes)
-        binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, phase)
+        binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, isa, phase)
         phase.named("package")
         contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint)
         folder, wheel_file = write_engine(contents, out, wheel=wheel)
@@ -84,10 +87,10 @@ def describe_model(checkpoint: Checkpoint, options: EngineOptions, spec: str | N
     return build_model(Config(checkpoint.config), options, checkpoint.headers or None, spec=spec)
 
 
-def _compile_kernels(backend: Backend, plan: Plan, jobs: int, phase: _Phase) -> Binary:
+def _compile_kernels(backend: Backend, plan: Plan, jobs: int, isa: str, phase: _Phase) -> Binary:
     sources = plan.lowered.sources
     phase.counted("compile kernels", len(sources))
-    return backend.compile(sources, jobs=jobs, progress=lambda _: phase.step())
+    return backend.compile(sources, jobs=jobs, isa=isa, progress=lambda _: phase.step())
 
 
 class _Phase:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from deepinfer import LLM, SamplingParams, __version__
 from deepinfer.accelerator import resolve_target
+from deepinfer.backends.base import HOST
 from deepinfer.cli.failure import Command
 from deepinfer.codegen.cache import cache_root, digest_of
 from deepinfer.codegen.compile import compile_engine
@@ -65,7 +66,7 @@ def engine_for(checkpoint: str, target: str, options: EngineOptions) -> Path:
             return folder
         except ArtifactError as error:
             screen.print(f"compiling again: {error}")
-    compile_engine(model=checkpoint, out=folder, target=target, options=options, console=screen)
+    compile_engine(model=checkpoint, out=folder, target=target, options=options, isa=HOST, console=screen)
     return folder
 
 

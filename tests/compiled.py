@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tempfile
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from golden.cases import load_case
+from rich.console import Console
 
+from deepinfer.backends.base import HOST
 from deepinfer.codegen.compile import compile_engine
 from deepinfer.dsl.model import EngineOptions
 
@@ -31,8 +34,8 @@ def checkpoint_of(name: str) -> Path:
 
 @cache
 def engine_of(name: str, **options: Any) -> Path:
-    """The engine folder of a case under its formats, with ``options`` laid over them."""
+    """The engine folder of a case under its formats, with ``options`` laid over them, for this machine only."""
     folder = Path(_ROOT.name) / f"engine_{name}_{len(list(Path(_ROOT.name).iterdir()))}"
-    compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu",
-                   options=EngineOptions(**(load_case(name).formats | options)))
+    compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu", isa=HOST,
+                   options=EngineOptions(**(load_case(name).formats | options)), console=Console(file=io.StringIO()))
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from deepinfer.backends.base import Binary, Capabilities, Source
+from deepinfer.backends.base import ALL, Binary, Capabilities, Source
 from deepinfer.backends.cpu import BUILT, TARGETS
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.target import CAPABILITIES
@@ -38,11 +38,12 @@ class CpuBackend:
         source: Source = import_module(f"deepinfer.backends.cpu.families.{spec.family}").emit(spec)
         return source
 
-    def compile(self, sources: Sequence[Source], *, jobs: int, progress: Callable[[str], None] | None = None) -> Binary:
+    def compile(self, sources: Sequence[Source], *, jobs: int, isa: str = ALL,
+                progress: Callable[[str], None] | None = None) -> Binary:
         """``kernels.so``; ToolchainError without a usable g++."""
         from deepinfer.backends.cpu.toolchain import compile_sources
 
-        return compile_sources(sources, jobs=jobs, progress=progress)
+        return compile_sources(sources, jobs=jobs, isa=isa, progress=progress)
 
 
 BACKEND = CpuBackend()

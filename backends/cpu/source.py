@@ -48,14 +48,11 @@ def render(spec: KernelSpec, *, rows_per_item: int, items_per_tile: int, scratch
 def dispatcher(forms: Mapping[str, Sequence[Variant]], kinds: Sequence[Variant]) -> str:
     """Text of the unit that exports the kernels and forwards to the variant that this machine runs best.
 
-    ``forms``: variants that each symbol is built in; ``kinds``: all variants, plainest first. A symbol runs the last of
-    its variants that is no richer than the one chosen.
+    ``forms``: variants that each symbol is built in, plainest first; ``kinds``: those to choose from, plainest first. A
+    symbol runs the last of its variants that the one chosen includes.
     """
-    names = [v.name for v in kinds]
-    rows = {}
-    for symbol in sorted(forms):
-        built = [v.name for v in forms[symbol]]
-        rows[symbol] = [max((b for b in built if names.index(b) <= n), key=names.index) for n in range(len(names))]
+    rows = {symbol: [[v.name for v in forms[symbol] if kind.includes(v)][-1] for kind in kinds]
+            for symbol in sorted(forms)}
     return _environment().get_template("dispatch.cpp.jinja").render(
-        forms=rows, built={s: [v.name for v in forms[s]] for s in rows}, variants=names,
+        forms=rows, built={s: [v.name for v in forms[s]] for s in rows}, variants=[v.name for v in kinds],
         tests=[(v.name, v.test) for v in kinds])

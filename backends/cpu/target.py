@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
-from deepinfer.backends.base import Capabilities
+from deepinfer.backends.base import ALL, HOST, Capabilities
 
 CAPABILITIES = Capabilities(
     target="cpu",
@@ -19,30 +21,48 @@ CAPABILITIES = Capabilities(
 
 @dataclass(frozen=True)
 class Variant:
-    """One instruction set. ``flags`` build for it; ``test``: C expression that is true where it runs."""
+    """One instruction set. ``features``: what a processor needs to run it, in the compiler's words; one -m flag for each
+    of them and ``other_flags`` build for it."""
 
     name: str
-    flags: tuple[str, ...]
-    test: str
+    features: tuple[str, ...] = ()
+    other_flags: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return *(f"-m{x}" for x in self.features), *self.other_flags
+
+    @property
+    def test(self) -> str:
+        """C expression that is true where it runs."""
+        return " && ".join(f'__builtin_cpu_supports("{x}")' for x in self.features) or "true"
+
+    def includes(self, other: Variant) -> bool:
+        """Whether a processor that runs this one runs the other one too."""
+        return set(self.features) >= set(other.features)
 
 
-_AVX512 = ("f", "bw", "dq", "vl")
 # The vector header of gcc 12 makes "undefined" vectors that its own warnings take for mistakes.
 _QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
-PORTABLE = Variant("portable", (), "true")
-AVX512 = Variant("avx512", (*(f"-mavx512{x}" for x in _AVX512), "-mfma", "-mprefer-vector-width=512",
-                            *_QUIET),
-                 " && ".join(f'__builtin_cpu_supports("avx512{x}")' for x in _AVX512))
-
-
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+PORTABLE = Variant("portable")
+AVX512 = Variant("avx512", _AVX512, ("-mprefer-vector-width=512", *_QUIET))
 # Adds byte permutations and the bf16 dot product; only contractions gain by it.
-AVX512_BF16 = Variant("avx512_bf16", (*AVX512.flags, "-mavx512vbmi", "-mavx512bf16"),
-                      f'{AVX512.test} && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16")')
+AVX512_BF16 = Variant("avx512_bf16", (*_AVX512, "avx512vbmi", "avx512bf16"), AVX512.other_flags)
 
 
-def variants(contracts: bool, machine: str | None = None) -> tuple[Variant, ...]:
-    """Variants of a kernel for a kind of machine (default: this one), the plainest first; the last that runs is used.
-    ``contracts``: the kernel multiplies with weights."""
+def variants(contracts: bool, isa: str = ALL, machine: str | None = None) -> tuple[Variant, ...]:
+    """Variants to build a kernel in for a kind of machine (default: this one), the plainest first; the last that runs
+    is used. ``contracts``: the kernel multiplies with weights. ``isa``: ``host`` leaves the last that runs here."""
     if (machine or platform.machine()).lower() not in ("x86_64", "amd64"):
         return (PORTABLE,)
-    return (PORTABLE, AVX512, AVX512_BF16) if contracts else (PORTABLE, AVX512)
+    found = (PORTABLE, AVX512, AVX512_BF16) if contracts else (PORTABLE, AVX512)
+    return found if isa != HOST else tuple(v for v in found if set(v.features) <= processor_features())[-1:]
+
+
+@lru_cache(maxsize=1)
+def processor_features() -> frozenset[str]:
+    """What this machine's processor can do, in the compiler's words (the kernel writes avx512_bf16)."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    words = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(words.replace("_", "").split())

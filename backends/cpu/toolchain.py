@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
-from deepinfer.backends.base import Binary, Source
+from deepinfer.backends.base import ALL, Binary, Source
 from deepinfer.backends.cpu.source import dispatcher
 from deepinfer.backends.cpu.target import PORTABLE, Variant, variants
 from deepinfer.codegen.cache import Cache, Entry, file_digest
@@ -43,11 +43,12 @@ def headers() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """One translation unit."""
+    """One translation unit. ``kernel``: it uses the kernel headers."""
 
     name: str
     text: str
     variant: Variant
+    kernel: bool = True
 
 
 class Toolchain:
@@ -85,8 +86,9 @@ class Toolchain:
 
         def make(folder: Path) -> None:
             (folder / f"{unit.name}.cpp").write_text(unit.text, encoding="utf-8")
-            prelude = self.prelude(unit.variant).folder / PRELUDE
-            includes = ["-include", str(prelude), f"-I{INCLUDE}", f"-I{SOURCE_FOLDER}", f"-ffile-prefix-map={folder}=."]
+            includes = [f"-I{INCLUDE}", f"-I{SOURCE_FOLDER}", f"-ffile-prefix-map={folder}=."]
+            if unit.kernel:
+                includes += ["-include", str(self.prelude(unit.variant).folder / PRELUDE)]
             self._run(folder, [*flags, *includes, "-c", f"{unit.name}.cpp", "-o", f"{unit.name}.o"], unit.name)
 
         return self.cache.fetch(key, make)
@@ -112,13 +114,13 @@ class Toolchain:
                                  next_step="use g++ 12 or newer; if it is, please report this")
 
 
-def compile_sources(sources: Sequence[Source], *, jobs: int, progress: Callable[[str], None] | None = None,
-                    cache: Cache | None = None) -> Binary:
+def compile_sources(sources: Sequence[Source], *, jobs: int, isa: str = ALL,
+                    progress: Callable[[str], None] | None = None, cache: Cache | None = None) -> Binary:
     """``kernels.so`` of the sources (distinct symbols). ``progress`` is told each symbol that is ready."""
     tools = Toolchain(cache)
-    forms = {s.symbol: variants(contracts=CONTRACTION in s.text) for s in sources}
+    forms = {s.symbol: variants(CONTRACTION in s.text, isa) for s in sources}
     units = [Unit(f"{s.symbol}_{v.name}", s.text, v) for s in sources for v in forms[s.symbol]]
-    units.append(Unit("dispatch", dispatcher(forms, variants(contracts=True)), PORTABLE))
+    units.append(Unit("dispatch", dispatcher(forms, variants(True, isa)), PORTABLE, kernel=False))
     left = {symbol: len(kinds) for symbol, kinds in forms.items()}
     objects: list[tuple[str, Entry]] = []
     # The longest texts first: the last job to end should be a short one.
@@ -133,5 +135,6 @@ def compile_sources(sources: Sequence[Source], *, jobs: int, progress: Callable[
                     progress(symbol)
     library = tools.library(objects)
     hits = sum(e.hit for _, e in objects) + library.hit
-    return Binary({LIBRARY: library.files[LIBRARY]}, {"g++": tools.version}, hits, len(objects) + 1 - hits)
+    return Binary({LIBRARY: library.files[LIBRARY]}, {"g++": tools.version}, hits, len(objects) + 1 - hits, isa,
+                  tuple(sorted({v.name for kinds in forms.values() for v in kinds})))
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import deepinfer
-from deepinfer.backends.base import Binary
+from deepinfer.backends.base import ALL, Binary
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.codegen.lower import Plan
 from deepinfer.codegen.package.interface import Interface, Value
@@ -42,7 +42,8 @@ class EngineContents:
         hub = self.checkpoint.name if self.checkpoint.revision else None
         return {
             "version": deepinfer.__version__, "runner_abi": runner_abi(), "target": plan.target,
-            "machine": platform.machine(), "command": _command(model, plan.target, hub),
+            "machine": platform.machine(), "command": _command(model, plan.target, hub, self.binary.isa),
+            "isa": self.binary.isa, "instruction_sets": list(self.binary.instruction_sets),
             "compilers": {**self.binary.compilers, "runner": runner_compiler},
             "model": _model(model, plan.graphs) | {"hub_id": hub, "revision": self.checkpoint.revision},
             "options": model.options.as_dict(),
@@ -125,10 +126,11 @@ def _outputs(graph: Graph) -> dict[str, Value]:
     return out
 
 
-def _command(model: Model, target: str, hub: str | None) -> str:
+def _command(model: Model, target: str, hub: str | None, isa: str) -> str:
     """How to compile this again; ``{out}`` stands for the engine's folder."""
     chosen, usual = asdict(model.options), asdict(EngineOptions())
     options = [f"--{k.replace('_', '-')} {v}" for k, v in chosen.items() if v != usual[k]]
+    options += [f"--isa {isa}"] * (isa != ALL)
     words = ["deepinfer-compile", f"--target {target}", f"--model {hub or 'CHECKPOINT'}", "--out {out}", *options]
     return " ".join(words)
 

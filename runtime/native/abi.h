@@ -80,7 +80,7 @@ typedef struct DiEngine DiEngine;
 // All functions return 0 or one of these; di_error() then holds one sentence (of the calling thread).
 enum {
     DI_BAD_TABLE = 1,   // lib/launch.txt is unreadable or contradicts itself
-    DI_BAD_KERNELS = 2, // lib/kernels.so cannot be loaded or lacks a symbol
+    DI_BAD_KERNELS = 2, // lib/kernels.so cannot be loaded, lacks a symbol or does not run on this machine
     DI_NO_MEMORY = 3,   // an allocation failed
     DI_OVER_LIMIT = 4,  // the batch has more rows than the engine was compiled for
     DI_BAD_CALL = 5,    // an argument of the caller is wrong

@@ -9,6 +9,12 @@
 
 Library::Library(const std::string& path) : path_(path), handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (!handle_) fail(DI_BAD_KERNELS, "the compiled kernels cannot be loaded: %s", dlerror());
+    auto refusal = (const char* (*)(void))dlsym(handle_, "di_kernels_refusal");
+    if (const char* why = refusal ? refusal() : nullptr) {
+        const std::string sentence = why;
+        dlclose(handle_);
+        fail(DI_BAD_KERNELS, "%s: %s", path.c_str(), sentence.c_str());
+    }
 }
 
 Library::~Library() { dlclose(handle_); }

@@ -31,7 +31,7 @@ def invoke(*arguments: str) -> Result:
 def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
     limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "300")
     numerics = ("--replay", "128", "--profile", "wide", "--cache-format", "f32", "--act-format", "f32")
-    rest = ("--wheel", "--dump-ir", "ir", "--jobs", "3", "--revision", "v2", "--target", "cpu")
+    rest = ("--wheel", "--dump-ir", "ir", "--jobs", "3", "--isa", "host", "--revision", "v2", "--target", "cpu")
     result = invoke("compile", "--model", "m", "--out", "e", *limits, *numerics, *rest)
     assert result.exit_code == 0, result.output
     (call,) = compiled
@@ -44,6 +44,7 @@ def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
         "wheel": True,
         "dump_ir": Path("ir"),
         "jobs": 3,
+        "isa": "host",
     }
     assert options == EngineOptions(
         max_num_seqs=2,
@@ -71,6 +72,7 @@ def test_compile_has_no_defaults_of_its_own(compiled) -> None:
         ("--target", "sm80"),
         ("--target", "sm100"),
         ("--jobs", "0"),
+        ("--isa", "sse"),
         ("--no-such-option",),
     ],
 )
