@@ -21,8 +21,11 @@ CAPABILITIES = Capabilities(
 
 @dataclass(frozen=True)
 class Variant:
-    """One instruction set. ``features``: what a processor needs to run it, in the compiler's words; one -m flag for each
-    of them and ``other_flags`` build for it."""
+    """One instruction set.
+
+    ``features``: what a processor needs to run it, in the compiler's words; one -m flag for each of them and
+    ``other_flags`` build for it.
+    """
 
     name: str
     features: tuple[str, ...] = ()
