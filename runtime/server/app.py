@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -16,8 +14,6 @@ from deepinfer.runtime.server.gate import Gate, Keys
 from deepinfer.runtime.server.routes import generation_routes
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.status_routes import status_routes
-
-_LOGGER = logging.getLogger("deepinfer")
 
 
 def make_app(service: Service) -> FastAPI:
@@ -49,12 +45,6 @@ def make_app(service: Service) -> FastAPI:
     @app.exception_handler(ClientDisconnect)
     async def _(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)  # nobody reads it; the log does
-
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception) -> Response:
-        _LOGGER.error("a bug in the server, request %s", request.state.request_id, exc_info=error)
-        return failed(request, HttpFailure(500, "The server met a bug of its own; its log has the details.",
-                                           code="internal_error"))
 
     app.add_middleware(Gate, keys=Keys(service.settings.keys), metrics=service.metrics)
     return app

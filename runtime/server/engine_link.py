@@ -227,9 +227,17 @@ class EngineLink:
         self._send(wire.Abort(key))
 
     def _fail_all(self) -> None:
+        """End every answer with the reason of the state."""
         tickets, self._tickets = self._tickets, {}
         for ticket in tickets.values():
             ticket.fail(EngineGone(self.reason))
+
+    def give_up_all(self, reason: str) -> None:
+        """End every answer that runs, here and in the engine."""
+        for key in self._tickets:
+            self._abort(key)
+        self.reason = reason
+        self._fail_all()
 
     def require_hello(self) -> wire.Hello:
         """What the engine said of itself; only after it was ready once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import time
@@ -17,6 +18,7 @@ from deepinfer.runtime import events
 from deepinfer.runtime.server.export import ServerMetrics
 from deepinfer.runtime.server.failures import HttpFailure, error_response
 
+_LOGGER = logging.getLogger("deepinfer")
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
 _QUIET = _OPEN  # probes that come every few seconds get no line
@@ -43,7 +45,7 @@ class Keys:
 
 
 class Gate:
-    """ASGI middleware around all routes."""
+    """ASGI middleware around all routes. What a route did not foresee ends that request alone, with a 500."""
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: ServerMetrics) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
@@ -74,6 +76,12 @@ class Gate:
                 await error_response(path, failure, request_id)(scope, receive, send_marked)
             else:
                 await self._app(scope, receive, send_marked)
+        except Exception as error:  # of this request only: the others go on
+            _LOGGER.error("a bug in the server, request %s", request_id, exc_info=error)
+            if not status:
+                failure = HttpFailure(500, "The server met a bug of its own; its log has the details.",
+                                      code="internal_error")
+                await error_response(path, failure, request_id)(scope, receive, send_marked)
         finally:
             route = scope.get("route")
             known = getattr(route, "path", None)

@@ -92,7 +92,9 @@ class _Server(uvicorn.Server):
         if self._deadline is not None:
             if not service.draining:
                 service.drain()
-            if not service.link.open_requests or time.monotonic() > self._deadline:
+            if service.link.open_requests and time.monotonic() > self._deadline:
+                service.link.give_up_all("the server is shutting down")
+            if not service.link.open_requests:
                 self.should_exit = True
         if service.fatal is not None or service.link.gave_up:
             self.should_exit = True

@@ -188,6 +188,17 @@ def test_sigterm_lets_answers_finish_and_takes_no_new_ones(checkpoint: Path, tmp
         assert not list(tmp_path.glob("deepinfer-*"))
 
 
+def test_answers_that_are_too_long_for_the_drain_end_with_an_error(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path, drain=0.3) as server:
+        with server.client.stream("POST", "/v1/chat/completions", json=body("long", stream=True)) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert any("shutting down" in line for line in rest) and rest[-2] == "data: [DONE]"
+        assert server.process.wait(PATIENCE) == 0
+
+
 def test_an_engine_does_not_outlive_its_front_end(checkpoint: Path, tmp_path: Path) -> None:
     with running(checkpoint, tmp_path) as server:
         server.hold.touch()
