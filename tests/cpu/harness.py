@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from deepinfer.backends.base import Source
 from deepinfer.backends.cpu.backend import BACKEND
 from deepinfer.backends.cpu.storage import stored
-from deepinfer.codegen.kernels.spec import KernelSpec, Operand
+from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.dsl.types import DType
 
 Array = NDArray[Any]
@@ -37,8 +37,8 @@ class DiAxis(ctypes.Structure):
 class DiSeq(ctypes.Structure):
     _fields_ = (("slot", ctypes.c_int32), ("rows", ctypes.c_int32), ("kept", ctypes.c_int32),
                 ("wanted", ctypes.c_int32), ("c", ctypes.c_int64), ("floor", ctypes.c_int64),
-                ("start_step", ctypes.c_int64), ("start_kept", ctypes.c_int64), ("blocks", _VOID), ("num_blocks", ctypes.c_int32),
-                ("reserved", ctypes.c_int32))
+                ("start_step", ctypes.c_int64), ("start_kept", ctypes.c_int64), ("blocks", _VOID),
+                ("num_blocks", ctypes.c_int32), ("reserved", ctypes.c_int32))
 
 
 class DiStep(ctypes.Structure):
@@ -254,6 +254,36 @@ def available_isas(spec: KernelSpec) -> list[str]:
     """Instruction sets that this machine runs."""
     library = build(spec).library
     return [i for i in ("portable", "avx512", "avx512_bf16") if load(library, i).di_kernels_isa() == i.encode()]
+
+
+class Writer:
+    """Writes a rowwise kernel op by op: ``w.load((4,))``, ``w.op("add", a, b, dims=(4,))``, ``w.store(x)``."""
+
+    def __init__(self, rows: str = "T") -> None:
+        self.rows = rows
+        self.operands: list[Operand] = []
+        self.ops: list[TileOp] = []
+
+    def operand(self, role: str, dims: tuple[int, ...], dtype: str, *, rows: str = "", write: bool = False,
+                **detail: Any) -> int:
+        self.operands.append(Operand(role, rows or self.rows, dims, dtype, write, tuple(sorted(detail.items()))))
+        return len(self.operands) - 1
+
+    def op(self, name: str, *args: int, dims: tuple[int, ...], dtype: str = "f32", **attrs: Any) -> int:
+        self.ops.append(TileOp(name, args, dims, dtype, tuple(sorted(attrs.items()))))
+        return len(self.ops) - 1
+
+    def load(self, dims: tuple[int, ...], dtype: str = "f32", role: str = "value", **detail: Any) -> int:
+        return self.op("load", dims=dims, dtype=dtype, operand=self.operand(role, dims, dtype, **detail))
+
+    def store(self, x: int) -> int:
+        o = self.ops[x]
+        out = self.operand("value", o.dims, o.dtype, write=True)
+        return self.op("store", x, dims=o.dims, dtype=o.dtype, operand=out)
+
+    def spec(self) -> KernelSpec:
+        slots = (("body", TileProgram(tuple(self.ops))),)
+        return KernelSpec("rowwise", self.rows, tuple(self.operands), (), slots, title="test")
 
 
 def zeros(op: Operand, rows: int) -> Array:

@@ -29,14 +29,15 @@ DI_INLINE float di_exp(float x) {
     float c = x < -104.0f ? -104.0f : x;
     c = c > 89.0f ? 89.0f : c;
     const float n = di_nearest(c * 1.44269504f);
-    const float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float high = c - n * 0.693359375f, low = n * -2.12194440e-4f;
+    const float r = high - low, lost = (high - r) - low;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    p = (p * (r * r) + lost) + r + 1.0f;
     const int32_t k = (int32_t)n, half = k >> 1;
     const float y = p * di_power2(half) * di_power2(k - half);
     return x != x ? x : y;
