@@ -171,6 +171,22 @@ def test_every_source_and_shape_equals_one_softmax_in_f64(name: str) -> None:
             assert np.abs(got[r] - want).max() <= limit * np.abs(want).max() + 1e-6, (isa, r)
 
 
+@pytest.mark.parametrize("rounds", ["bf16", ""])
+def test_only_the_weights_of_the_values_are_rounded(rounds: str) -> None:
+    """Two keys, values 0 and 1: the result is (rounded weight) / (1 + weight)."""
+    s = Scene(n=2, heads=1, dim=16, value_dim=16, split=True, record="f32", rounds=rounds, sink=False,
+              sources=("window",))
+    s.data["w_values"] = np.repeat(np.array([[0.0], [1.0]], np.float32), 16, 1).view(np.uint8)
+    keys, scores = np.zeros((2, 16), np.float32), (0.0, -1.2)
+    keys[:, 0] = np.array(scores) / s.dim**-0.5
+    s.data["w_keys"] = keys.view(np.uint8)
+    s.data["q"][:] = np.eye(1, 16, dtype=np.float32)
+    p = np.exp(scores[1])
+    want = float(rounded(np.float32([p]))[0] if rounds else p) / (1 + p)
+    assert abs(rounded(np.float32([p]))[0] - p) > 1e-4
+    assert np.allclose(s.run(0, 2)[1], want, rtol=1e-6)
+
+
 def test_cutting_a_sequence_changes_no_bit() -> None:
     s = Scene(n=75)
     for isa in available_isas(s.spec()):
