@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+from prometheus_client.parser import text_string_to_metric_families
 from server.scripted_engine import HOLD_VARIABLE
 
 MODEL = "scripted-model"
@@ -79,6 +80,15 @@ class Running:
 
     def load(self) -> dict[str, int]:
         found: dict[str, int] = self.client.get("/load").json()
+        return found
+
+    def samples(self) -> dict[str, float]:
+        """Metrics by name, summed over labels; each has the model's name."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(self.client.get("/metrics").text):
+            for s in family.samples:
+                assert s.labels["model_name"] == MODEL, s
+                found[s.name] = found.get(s.name, 0) + s.value
         return found
 
     def wait_idle(self) -> dict[str, int]:

@@ -56,7 +56,7 @@ def test_probes_answer_while_a_step_is_held(server: Running, held: threading.Thr
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_request(server: Running, stream: bool) -> None:
-    before = server.wait_idle()
+    before, made = server.wait_idle(), server.samples()["vllm:generation_tokens_total"]
     data = json.dumps(body("long", stream=stream)).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
@@ -66,9 +66,10 @@ def test_a_client_that_goes_away_frees_its_request(server: Running, stream: bool
         if stream:
             assert b"200 OK" in connection.recv(1000)
         assert server.load()["free_blocks"] < before["blocks"]
+    server.wait_for(lambda: server.event("request", cut="disconnected", stream=stream), "the log line")
     server.wait_idle()
-    line = server.wait_for(lambda: server.event("request", cut="disconnected"), "the log line")
-    assert line["tokens"] < 500 and line["finish"] in (None, "abort")
+    # far fewer than the tokens after which nobody's reading would end it too
+    assert server.samples()["vllm:generation_tokens_total"] - made < 300
 
 
 @pytest.fixture(scope="module")

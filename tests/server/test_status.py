@@ -8,20 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from server.running import MODEL, Running, running
 from server.scripted_engine import HELLO, LONGEST
 
 import deepinfer
-
-
-def samples(server: Running) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.client.get("/metrics").text):
-        for s in family.samples:
-            assert s.labels["model_name"] == MODEL, s
-            found[s.name] = found.get(s.name, 0) + s.value
-    return found
 
 
 def test_models_are_listed_for_both_families_of_clients(openai_client: openai.OpenAI, anthropic_client: Any) -> None:
@@ -40,10 +30,10 @@ def test_the_version_is_the_packages(server: Running) -> None:
 
 
 def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Running) -> None:
-    before = samples(server)
+    before = server.samples()
     usage = server.chat("hello").json()["usage"]
     server.wait_idle()
-    grown = {name: value - before.get(name, 0) for name, value in samples(server).items()}
+    grown = {name: value - before.get(name, 0) for name, value in server.samples().items()}
     assert grown["vllm:request_success_total"] == 1
     # the end token is chosen but is no token of the answer
     assert grown["vllm:generation_tokens_total"] == usage["completion_tokens"] + 1
@@ -54,7 +44,7 @@ def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Runn
         assert grown[f"vllm:{name}_count"] == 1, name
     assert grown["vllm:inter_token_latency_seconds_count"] == usage["completion_tokens"]
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert samples(server)[f"vllm:{name}"] == 0
+        assert server.samples()[f"vllm:{name}"] == 0
 
 
 def test_tokens_of_a_text_and_of_a_conversation(server: Running) -> None:
