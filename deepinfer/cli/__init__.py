@@ -12,6 +12,7 @@ if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
         "uninstall it, then reinstall `deepinfer-aot`, or use a fresh environment"
     )
 
+from deepinfer.cli import chat as _chat
 from deepinfer.cli import compile as _compile
 from deepinfer.cli import info as _info
 from deepinfer.cli import serve as _serve
@@ -44,3 +45,4 @@ def main(context: click.Context) -> None:
 main.add_command(_compile.main, "compile")
 main.add_command(_info.main, "info")
 main.add_command(_serve.main, "serve")
+main.add_command(_chat.main, "chat")

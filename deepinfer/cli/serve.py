@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
-import re
-import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from deepinfer.accelerator import resolve_target
 from deepinfer.cli.config_file import config_option, print_config, print_config_option
 from deepinfer.cli.failure import Command
+from deepinfer.cli.subject import resolve_subject
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 
 KEY_VARIABLE = "DEEPINFER_API_KEY"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is served: an engine folder and the checkpoint for it, None for the engine's own."""
-
-    engine: Path
-    checkpoint: str | None
-    name: str
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"],
@@ -108,7 +95,7 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
     if not keys and options["host"] not in _LOOPBACK:
         click.echo(f"warning: {options['host']} is reachable from other machines and no API key is set "
                    f"({KEY_VARIABLE} or --api-key-file)", err=True)
-    found = _resolve(subject, options)
+    found = resolve_subject(subject, options["checkpoint"], options)
     from deepinfer.codegen.cache import cache_root
 
     settings = server.service.ServerSettings(
@@ -152,40 +139,3 @@ def _keys(file: Path | None) -> tuple[str, ...]:
             raise SpecError("the file holds no API key", where=file, next_step="write one key a line")
         keys += found
     return tuple(dict.fromkeys(key for key in keys if key))
-
-
-def _resolve(subject: str, options: dict[str, Any]) -> Subject:
-    """The engine to serve; a model is compiled first."""
-    package: Any = importlib.import_module("deepinfer.codegen.package.manifest")
-    folder = Path(subject).expanduser()
-    checkpoint = options["checkpoint"]
-    if folder.is_dir() and package.is_engine(folder):
-        longest = package.read_manifest(folder)["plan"]["max_model_len"]
-        if options["max_model_len"] is not None and options["max_model_len"] > longest:
-            raise SpecError("the engine was compiled for shorter sequences", where="--max-model-len",
-                            found=options["max_model_len"], allowed=f"at most {longest}",
-                            next_step="compile again with a larger --max-model-len")
-        return Subject(folder, checkpoint, Path(checkpoint).name if checkpoint else folder.resolve().name)
-    if checkpoint is not None:
-        raise SpecError("--checkpoint goes with an engine folder, and this is none", where="ENGINE_OR_MODEL",
-                        found=subject, next_step="leave --checkpoint out, or name an engine folder")
-    return Subject(_compiled(subject, options), subject, Path(subject).name)
-
-
-def _compiled(model: str, options: dict[str, Any]) -> Path:
-    """Compile a model into the cache; what is there already is not compiled again."""
-    from deepinfer.codegen.cache import cache_root
-    from deepinfer.dsl.model import EngineOptions
-
-    given = {name: options[name] for name in ("max_model_len", "max_num_seqs") if options[name] is not None}
-    choice = resolve_target(None)
-    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    place = str(Path(model).resolve()) if Path(model).is_dir() else model
-    mark = hashlib.sha256("\n".join([place, choice.target, *flags]).encode()).hexdigest()[:12]
-    name = re.sub(r"[^a-z0-9]+", "_", Path(model).name.lower()).strip("_")
-    out = cache_root() / "engines" / f"engine_{name}_{mark}"  # a name that can be imported, whatever the model's
-    command = ["deepinfer-compile", "--target", choice.target, "--model", model, *flags, "--out", str(out)]
-    click.echo(f"compiling into the cache: {shlex.join(command)}", err=True)
-    codegen: Any = importlib.import_module("deepinfer.codegen")
-    codegen.compile_engine(model=model, out=out, target=choice.target, options=EngineOptions(**given))
-    return out

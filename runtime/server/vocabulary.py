@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from deepinfer.errors import ArtifactError
+from deepinfer.errors import ArtifactError, RequestError
 from deepinfer.recipe import DIALECTS, ConvertedRequest, Dialect, RecipeTokenizer, TokenizerError, render, render_fim
 from deepinfer.recipe.tokenizer import V4_SHA256, V41_SHA256
-from deepinfer.runtime.server.failures import HttpFailure
 
 _NOT_NEEDED = {"image", "reminder"}  # no text prompt of every conversation holds them
 _WORKERS = 2  # threads for one long text, where the cuts are known to be harmless
@@ -40,19 +39,20 @@ class Vocabulary:
 
     @property
     def tokenizer(self) -> RecipeTokenizer:
-        """HttpFailure where there is none."""
+        """RequestError where there is none."""
         if self._tokenizer is None:
-            raise HttpFailure(400, "This engine's checkpoint has no tokenizer: send token ids to /v1/completions.")
+            raise RequestError("this engine's checkpoint has no tokenizer",
+                               next_step="send token ids to /v1/completions, or name a tokenizer with --tokenizer")
         return self._tokenizer
 
     def conversation_dialect(self) -> Dialect:
-        """HttpFailure where the tokenizer lacks what conversations need."""
+        """RequestError where the tokenizer lacks what conversations need."""
         tokenizer = self.tokenizer
         if self.dialect is None:
             best = min(DIALECTS.values(), key=lambda d: len(missing_tokens(d, tokenizer)))
             lacking = ", ".join(missing_tokens(best, tokenizer))
-            raise HttpFailure(400, f"This model's tokenizer has no {lacking}, so it cannot hold conversations: "
-                                   "use /v1/completions.")
+            raise RequestError("this model's tokenizer lacks control tokens that conversations need",
+                               found=f"no {lacking}", next_step="use plain completions")
         return self.dialect
 
     def prompt(self, request: ConvertedRequest) -> list[int]:
@@ -66,7 +66,7 @@ class Vocabulary:
         try:
             return self.tokenizer.encode_prompt(render_fim(text, suffix, dialect), workers=self._workers)
         except TokenizerError as error:
-            raise HttpFailure(400, f"This model's tokenizer cannot take the prompt: {error}") from None
+            raise RequestError(f"this model's tokenizer cannot take the prompt: {error}") from None
 
 
 def read_vocabulary(folder: Path | None, dialect: str | None) -> Vocabulary:
