@@ -12,6 +12,7 @@ if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
         "uninstall it, then reinstall `deepinfer-aot`, or use a fresh environment"
     )
 
+from deepinfer.cli import bench as _bench
 from deepinfer.cli import chat as _chat
 from deepinfer.cli import compile as _compile
 from deepinfer.cli import info as _info
@@ -46,3 +47,4 @@ main.add_command(_compile.main, "compile")
 main.add_command(_info.main, "info")
 main.add_command(_serve.main, "serve")
 main.add_command(_chat.main, "chat")
+main.add_command(_bench.main, "bench")

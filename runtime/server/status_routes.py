@@ -104,6 +104,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     """A model as clients of both families read it."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created))
     hello = service.link.hello
-    return {"id": name, "object": "model", "created": service.created, "owned_by": deepinfer.DISTRIBUTION,
-            "root": hello.model if hello else None, "max_model_len": service.max_model_len if hello else None,
+    sizes: dict[str, Any] = {}
+    if hello is not None:
+        sizes = {"max_model_len": service.max_model_len, "vocab_size": hello.vocab_size, "root": hello.model}
+    return {"id": name, "object": "model", "created": service.created, "owned_by": deepinfer.DISTRIBUTION, **sizes,
             "type": "model", "display_name": name, "created_at": created}
