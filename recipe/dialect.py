@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - the models spell their control tokens with full-width bars
+
 """The two prompt dialects: their control tokens, call tags and effort texts."""
 
 from __future__ import annotations

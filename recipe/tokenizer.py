@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - the models spell their control tokens with full-width bars
+
 """The tokenizer of the models: text never becomes a control token, control tokens are placed by id."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - control tokens and foreign letters are what these tests are about
+
 """Ids become text without splitting or losing a character."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - control tokens and foreign letters are what these tests are about
+
 """Text never becomes a control token, in either direction."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - control tokens and foreign letters are what these tests are about
+
 """Rules of the prompt that one conversation at a time shows best."""
 
 from __future__ import annotations

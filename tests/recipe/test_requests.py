@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - control tokens and foreign letters are what these tests are about
+
 """Requests of any content: converted, or refused with a sentence and a body."""
 
 from __future__ import annotations

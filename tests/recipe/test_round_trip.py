@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - control tokens and foreign letters are what these tests are about
+
 """What the history shows the model is what the reader understands when the model writes it."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from deepinfer.recipe.dialect import DIALECTS
 _BYTES = 256
 LEAST_VOCABULARY = _BYTES + 5  # bytes and the control tokens that a config may name
 _LETTERS = 6  # of a filler word: 26^6 words with 2^6 spellings that fold together
-_PAD = "<｜▁pad▁｜>"  # noqa: RUF001 - the models spell their control tokens with full-width bars
+_PAD = "<｜▁pad▁｜>"
 
 
 def make_tokenizer(config: Mapping[str, Any], vocab_size: int, classes: int | None) -> str:
