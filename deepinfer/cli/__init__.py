@@ -15,6 +15,7 @@ if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
 from deepinfer.cli import bench as _bench
 from deepinfer.cli import chat as _chat
 from deepinfer.cli import compile as _compile
+from deepinfer.cli import doctor as _doctor
 from deepinfer.cli import info as _info
 from deepinfer.cli import serve as _serve
 from deepinfer.cli.failure import Group
@@ -48,3 +49,4 @@ main.add_command(_info.main, "info")
 main.add_command(_serve.main, "serve")
 main.add_command(_chat.main, "chat")
 main.add_command(_bench.main, "bench")
+main.add_command(_doctor.main, "doctor")

@@ -24,7 +24,13 @@ _MS = 1000
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure latency and throughput."""
+    """Measure latency and throughput.
+
+    \b
+    Examples:
+      deepinfer bench serve --request-rate 4 --num-prompts 200
+      deepinfer bench serve --url http://127.0.0.1:8000 --json > result.json
+    """
 
 
 @main.command("serve", cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,7 +61,7 @@ def serve(url: str, model: str | None, vocab_size: int | None, as_json: bool, pi
     it, ITL the time between two events of a stream. The API key comes from DEEPINFER_API_KEY.
 
     \b
-    Example:
+    Examples:
       deepinfer bench serve --request-rate 4 --num-prompts 200 --slo-ttft 500 --slo-tpot 50
     """
     try:

@@ -38,6 +38,11 @@ _MODEL = "chat"
 def main(subject: str, checkpoint: str | None, tokenizer: Path | None, seed: int | None, **options: Any) -> None:
     """Talk to ENGINE_OR_MODEL: an engine folder, or a checkpoint folder or hub id that is compiled first.
 
+    \b
+    Examples:
+      deepinfer chat engines/my_engine --checkpoint ./my-checkpoint
+      deepinfer chat ./my-checkpoint --no-thinking
+
     Answers go to standard output, reasoning and counts to standard error, so that
     `echo "Hello" | deepinfer chat ENGINE` prints the answer alone.
 
