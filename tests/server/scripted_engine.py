@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - the models spell their control tokens with full-width bars
+
 """An engine whose model reads its answer from the prompt: `say:NAME` in the user's text picks a script.
 
 Run as a program it is an engine process, with the project's own loop, scheduler and sampling around this engine.

