@@ -3,9 +3,9 @@
     python tests/bench/bench_cpu_engine.py --threads 2
 
 makes a random checkpoint of the config in the official formats (2.2 GB) and an engine, both kept in the cache folder
-for the next run. The floor of a decode step is the bytes it has to read (every dense weight once; of each expert stack the
-picked experts, for several sequences their expected number of distinct ones) divided by the read bandwidth that the
-same threads reach over 1 GiB.
+for the next run. The floor of a decode step is the bytes it has to read (every dense weight once; of each expert stack
+the picked experts, for several sequences their expected number of distinct ones) divided by the read bandwidth that
+the same threads reach over 1 GiB.
 """
 
 from __future__ import annotations
