@@ -20,8 +20,8 @@ from deepinfer.runtime.server.failures import HttpFailure, error_response
 
 _LOGGER = logging.getLogger("deepinfer")
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-_OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
-_QUIET = _OPEN  # probes that come every few seconds get no line
+_QUIET = frozenset({"/health", "/ready", "/version", "/metrics"})  # probes that come every few seconds get no line
+_OPEN = _QUIET | {"/"}  # what needs no key
 
 
 class Keys:

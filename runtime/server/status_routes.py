@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,11 +20,24 @@ from deepinfer.runtime.server.routes import read_limited
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
 
+_PAGE = Path(__file__).with_name("page.html")
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
 
 def status_routes(service: Service) -> APIRouter:
     """GET routes, and the two that turn text into ids and back."""
     router = APIRouter()
     link = service.link
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """A small page to talk to the model; it loads nothing from anywhere else."""
+        return Response(_PAGE.read_bytes(), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
     @router.get("/health")
     async def health() -> Response:

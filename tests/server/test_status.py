@@ -115,3 +115,10 @@ def test_a_body_over_the_limit_is_a_413_and_the_address_is_local(checkpoint: Pat
         small = server.post("/v1/chat/completions", {"model": "two", "messages": [
             {"role": "user", "content": "say:hello"}]})
         assert small.json()["choices"][0]["message"]["content"] == HELLO
+
+
+def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(server: Running) -> None:
+    page = server.client.get("/", headers={"Authorization": ""})
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "//" not in page.text.replace("// ", "") and "innerHTML" not in page.text
