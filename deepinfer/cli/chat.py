@@ -54,6 +54,8 @@ def main(subject: str, checkpoint: str | None, tokenizer: Path | None, seed: int
     from deepinfer.runtime.server.vocabulary import read_vocabulary
 
     found = resolve_subject(subject, checkpoint, {"max_model_len": None, "max_num_seqs": None})
+    if found.compile is not None:
+        found.compile.make()
     with LLM(found.engine, found.checkpoint, max_num_seqs=1, seed=seed, progress=sys.stderr.isatty()) as llm:
         vocabulary = read_vocabulary(tokenizer or llm.core.engine.checkpoint, None)
         vocabulary.conversation_dialect()

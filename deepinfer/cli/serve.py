@@ -12,7 +12,7 @@ import click
 
 from deepinfer.cli.config_file import config_option, print_config, print_config_option
 from deepinfer.cli.failure import Command
-from deepinfer.cli.subject import resolve_subject
+from deepinfer.cli.subject import Subject, resolve_subject
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 
 KEY_VARIABLE = "DEEPINFER_API_KEY"
@@ -95,7 +95,8 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
     if not keys and options["host"] not in _LOOPBACK:
         click.echo(f"warning: {options['host']} is reachable from other machines and no API key is set "
                    f"({KEY_VARIABLE} or --api-key-file)", err=True)
-    found = resolve_subject(subject, options["checkpoint"], options)
+    limits = {name: options[name] for name in ("max_model_len", "max_num_seqs")}
+    found = resolve_subject(subject, options["checkpoint"], limits)
     from deepinfer.codegen.cache import cache_root
 
     settings = server.service.ServerSettings(
@@ -107,8 +108,15 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
         records=str(cache_root() / "self-check") if options["self_check"] else None, log_json=as_json,
-        log_level=options["log_level"])
+        log_level=options["log_level"], compile=_compilation(server, found))
     context.exit(server.run.run_server(settings, engine, sock))
+
+
+def _compilation(server: Any, found: Subject) -> Any:
+    """What the engine process compiles before it starts: the front end answers probes meanwhile."""
+    if found.compile is None:
+        return None
+    return server.engine_process.Compilation(found.compile.model, found.compile.target, dict(found.compile.options))
 
 
 class _server_modules:

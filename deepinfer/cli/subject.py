@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from deepinfer.accelerator import resolve_target
 from deepinfer.errors import SpecError
 
+if TYPE_CHECKING:
+    from deepinfer.codegen.cached_engine import CachedEngine
+
 
 @dataclass(frozen=True)
 class Subject:
-    """What is served: an engine folder and the checkpoint for it, None for the engine's own."""
+    """What is run: an engine folder and the checkpoint for it, None for the engine's own.
+
+    ``compile``: what has to be compiled into that folder first, if anything.
+    """
 
     engine: Path
     checkpoint: str | None
     name: str
+    compile: CachedEngine | None = None
 
 
 def resolve_subject(subject: str, checkpoint: str | None, limits: Mapping[str, Any]) -> Subject:
-    """The engine to run; a model is compiled first.
+    """The engine to run; for a model, the equal compile command is printed and `compile` says what to make.
 
     ``limits``: max_model_len and max_num_seqs, None where the engine's own or the default counts.
     """
@@ -43,30 +48,8 @@ def resolve_subject(subject: str, checkpoint: str | None, limits: Mapping[str, A
     if checkpoint is not None:
         raise SpecError("--checkpoint goes with an engine folder, and this is none", where="ENGINE_OR_MODEL",
                         found=subject, next_step="leave --checkpoint out, or name an engine folder")
-    return Subject(_compiled(subject, limits), subject, Path(subject).name)
-
-
-def _compiled(model: str, limits: Mapping[str, Any]) -> Path:
-    """Compile a model into the cache; what is there already is not compiled again."""
-    from deepinfer.backends.base import HOST
-    from deepinfer.codegen.cache import cache_root
-    from deepinfer.dsl.model import EngineOptions
-
-    given = {name: limits[name] for name in ("max_model_len", "max_num_seqs") if limits[name] is not None}
-    choice = resolve_target(None)
-    # for this machine alone: the cache is its own, and it takes half the time
-    flags = ["--isa", HOST, *_flags(given)]
-    place = str(Path(model).resolve()) if Path(model).is_dir() else model
-    mark = hashlib.sha256("\n".join([place, choice.target, *flags]).encode()).hexdigest()[:12]
-    name = re.sub(r"[^a-z0-9]+", "_", Path(model).name.lower()).strip("_")
-    out = cache_root() / "engines" / f"engine_{name}_{mark}"  # a name that can be imported, whatever the model's
-    command = ["deepinfer-compile", "--target", choice.target, "--model", model, *flags, "--out", str(out)]
-    click.echo(f"compiling into the cache: {shlex.join(command)}", err=True)
-    codegen: Any = importlib.import_module("deepinfer.codegen")
-    codegen.compile_engine(model=model, out=out, target=choice.target, isa=HOST,
-                           options=EngineOptions(**given))
-    return out
-
-
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    return [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    given = {name: value for name, value in limits.items() if value is not None}
+    package = importlib.import_module("deepinfer.codegen.cached_engine")
+    cached: CachedEngine = package.CachedEngine(subject, resolve_target(None).target, given)
+    click.echo(f"compiling into the cache: {shlex.join(cached.command())}", err=True)
+    return Subject(cached.folder, subject, Path(subject).name, cached)

@@ -79,7 +79,8 @@ class EngineLink:
         process = self._process
         if process is not None and process.returncode is None:
             try:
-                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+                # one that still loads does not listen yet
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS if self.state is State.READY else 0)
             except TimeoutError:
                 process.kill()
         if self._task is not None:
@@ -188,6 +189,8 @@ class EngineLink:
             self.snapshot = message
         elif isinstance(message, wire.Hello):
             self.hello = message
+            # an engine that has served is there: a restart takes it as it is
+            self.settings = msgspec.structs.replace(self.settings, compile=None)
             self._set(State.READY, "")
             events.info("engine_ready", model=message.model, target=message.target, pid=self.pid,
                         max_model_len=message.max_model_len, slots=message.slots, blocks=message.blocks,

@@ -34,10 +34,19 @@ if TYPE_CHECKING:
     from deepinfer.runtime.llm import LLM
 
 
+class Compilation(msgspec.Struct, frozen=True):
+    """An engine to compile into the cache first; see `codegen.cached_engine`."""
+
+    model: str
+    target: str
+    options: dict[str, int]
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine; the names are those of `LLM`.
 
     ``endpoint``: where the front end listens. ``records``: folder of the self check's records; None: no check.
+    ``compile``: makes the engine first.
     """
 
     endpoint: str
@@ -50,12 +59,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     records: str | None = None
     log_json: bool = False
     log_level: str = "info"
+    compile: Compilation | None = None
 
 
 def build(settings: EngineSettings) -> LLM:
     """The engine with its weights."""
     from deepinfer.runtime.llm import LLM
 
+    if settings.compile is not None:
+        from deepinfer.codegen.cached_engine import CachedEngine
+
+        CachedEngine(settings.compile.model, settings.compile.target, settings.compile.options).make()
     return LLM(settings.engine, settings.checkpoint, max_num_seqs=settings.max_num_seqs,
                num_blocks=settings.num_blocks, threads=settings.threads, seed=settings.seed,
                progress=not settings.log_json)

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 import deepinfer.codegen
 from deepinfer.cli import main
+from deepinfer.codegen.cached_engine import CachedEngine
 from deepinfer.dsl.model import EngineOptions
 
 
@@ -108,3 +109,14 @@ def test_the_help_of_a_command_teaches_by_example(command) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
+
+
+def test_an_engine_in_the_cache_is_found_by_what_it_is_made_of(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path))
+    made = CachedEngine("some-org/A-Model.1", "cpu", {"max_num_seqs": 2})
+    assert made.folder.parent == tmp_path / "engines" and made.folder.name.isidentifier()
+    assert made.folder == CachedEngine("some-org/A-Model.1", "cpu", {"max_num_seqs": 2}).folder
+    others = [CachedEngine("some-org/A-Model.1", "cpu", {"max_num_seqs": 3}), CachedEngine("b/A-Model.1", "cpu", {})]
+    assert len({made.folder, *(o.folder for o in others)}) == 3
+    assert made.command()[1:] == ["--target", "cpu", "--model", "some-org/A-Model.1", "--isa", "host",
+                                  "--max-num-seqs", "2", "--out", str(made.folder)]

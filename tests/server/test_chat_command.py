@@ -30,7 +30,7 @@ def conversation(llm: LLM, **options: Any) -> chat.Conversation:
 
 
 def test_a_pipe_gets_the_answer_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = SimpleNamespace(engine=ScriptedPackage(), checkpoint=str(checkpoint), name="scripted")
+    subject = SimpleNamespace(engine=ScriptedPackage(), checkpoint=str(checkpoint), name="scripted", compile=None)
     monkeypatch.setattr(chat, "resolve_subject", lambda *_: subject)
     done = CliRunner().invoke(chat.main, ["scripted"], input="Please\nsay:hello\n")
     assert done.exit_code == 0, done.output

@@ -22,7 +22,7 @@ from server.running import PATIENCE
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cli.serve import main
-from deepinfer.errors import ArtifactError
+from deepinfer.errors import ArtifactError, SpecError
 from deepinfer.runtime.server.self_check import check_against_record, weights_identity
 
 CASE = "v41_a_f32"
@@ -86,6 +86,36 @@ def test_an_engine_that_cannot_start_ends_the_command_with_its_sentence(tmp_path
     assert done.returncode == ArtifactError.exit_code, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and "empty" in last and "Traceback" not in done.stderr
+
+
+def test_a_model_that_cannot_be_compiled_ends_the_command_with_the_compilers_sentence(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "deepseek_v9", "architectures": ["V9"]}')
+    command = [sys.executable, "-m", "deepinfer", "serve", str(tmp_path / "model"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False,
+                          env={**os.environ, "DEEPINFER_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == SpecError.exit_code, done.stderr
+    lines = done.stderr.splitlines()
+    assert any("deepinfer-compile --target cpu" in line for line in lines)
+    assert lines[-1].startswith("error: ") and "V9" in lines[-1] and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_while_probes_are_answered_and_served_then(tmp_path: Path) -> None:
+    env = {**os.environ, "DEEPINFER_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "deepinfer", "serve", str(checkpoint_of(CASE)), "--port", "0", "--max-model-len",
+               "64", "--max-num-seqs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        url = next(json.loads(line)["url"] for line in process.stderr if '"listening"' in line)
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).json() == {"status": "starting"}
+        assert httpx.get(f"{url}/ready", timeout=PATIENCE).status_code == 503
+        next(line for line in process.stderr if '"vocabulary_ready"' in line)
+        assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).json()["data"][0]["max_model_len"] == 64
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(PATIENCE) == 130
+    assert list((tmp_path / "engines").glob("engine_*/manifest.json"))
 
 
 def printed(*arguments: str, **environment: str) -> dict[str, str]:
