@@ -22,7 +22,7 @@ from server.running import PATIENCE
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cli.serve import main
-from deepinfer.errors import ArtifactError, SpecError
+from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 from deepinfer.runtime.server.self_check import check_against_record, weights_identity
 
 CASE = "v41_a_f32"
@@ -174,3 +174,11 @@ def test_the_identity_of_weights_changes_with_their_files(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}more")
     found.append(weights_identity(tmp_path))
     assert len(set(found)) == 4
+
+
+def test_without_the_servers_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("deepinfer.runtime.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    done = CliRunner().invoke(main, ["engine"])
+    assert done.exit_code == ToolchainError.exit_code and "deepinfer-aot[server]" in done.output
