@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Runn
     assert grown["vllm:inter_token_latency_seconds_count"] == usage["completion_tokens"]
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert server.samples()[f"vllm:{name}"] == 0
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(server: Running, repository: Path) -> None:
+    shown = server.client.get("/metrics").text
+    panels = json.loads((repository / "docs" / "grafana.json").read_text())["panels"]
+    asked = {name for p in panels for t in p["targets"] for name in re.findall(r"(?:vllm|deepinfer):\w+", t["expr"])}
+    assert len(asked) > 10
+    for name in asked:
+        assert f"# TYPE {name.removesuffix('_bucket')} " in shown, name
 
 
 def test_tokens_of_a_text_and_of_a_conversation(server: Running) -> None:
