@@ -30,13 +30,15 @@ from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
 
 @dataclass(frozen=True)
 class Compiled:
-    """What ``compile_engine`` made. ``cache_hits`` of ``kernels`` came from the cache."""
+    """What ``compile_engine`` made. ``cache_hits``, ``cache_misses``: compiled parts (a kernel in one instruction set,
+    the library of all) that were in the cache, or had to be made."""
 
     folder: Path
     wheel: Path | None
     plan: Plan
     kernels: int
     cache_hits: int
+    cache_misses: int
     seconds: float
 
 
@@ -68,7 +70,8 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
         phase.named("package")
         contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint)
         folder, wheel_file = write_engine(contents, out, wheel=wheel)
-    done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, perf_counter() - start)
+    done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, binary.cache_misses,
+                    perf_counter() - start)
     print_result(show, done)
     return done
 
@@ -143,5 +146,6 @@ def print_result(show: Console, done: Compiled) -> None:
     block = sum(s.rows * s.record_bytes for s in table.states if s.kind == "paged")
     show.print(f"memory: arena {arena / 2**20:.1f} MiB, {slot / 2**10:.1f} KiB a sequence, "
                f"{block / 2**10:.1f} KiB a block of {table.block_tokens} tokens")
-    show.print(f"[bold]engine[/] {done.folder}: {done.kernels} kernels ({done.cache_hits} from the cache) "
-               f"in {done.seconds:.1f} s" + (f"; wheel {done.wheel}" if done.wheel else ""))
+    show.print(f"[bold]engine[/] {done.folder}: {done.kernels} kernels, {done.cache_hits} of "
+               f"{done.cache_hits + done.cache_misses} parts from the cache; "
+               f"{done.seconds:.1f} s" + (f"; wheel {done.wheel}" if done.wheel else ""))

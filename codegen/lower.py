@@ -76,7 +76,7 @@ def row_limits(model: Model) -> dict[str, int]:
                         next_step="raise max_num_batched_tokens or lower max_num_seqs")
     if opt.max_model_len > model.max_positions:
         raise PlanError("max_model_len exceeds the positions of the model", found=opt.max_model_len,
-                        allowed=f"<= {model.max_positions}")
+                        allowed=f"<= {model.max_positions}", next_step="lower max_model_len")
     fitting = _LOGITS_BYTES // (4 * model.vocab_size)
     wanted = min(opt.max_num_batched_tokens, max(least, fitting))
     return {"step": opt.max_num_batched_tokens, "kept": opt.max_num_batched_tokens, "wanted": wanted,

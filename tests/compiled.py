@@ -33,9 +33,9 @@ def checkpoint_of(name: str) -> Path:
 
 
 @cache
-def engine_of(name: str, **options: Any) -> Path:
-    """The engine folder of a case under its formats, with ``options`` laid over them, for this machine only."""
+def engine_of(name: str, isa: str = HOST, **options: Any) -> Path:
+    """The engine folder of a case under its formats, with ``options`` laid over them; as a rule for this machine."""
     folder = Path(_ROOT.name) / f"engine_{name}_{len(list(Path(_ROOT.name).iterdir()))}"
-    compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu", isa=HOST,
+    compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu", isa=isa,
                    options=EngineOptions(**(load_case(name).formats | options)), console=Console(file=io.StringIO()))
     return folder

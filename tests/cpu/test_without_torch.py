@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import venv
@@ -9,6 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from compiled import checkpoint_of
+from golden.cases import load_case
+from golden.engines import LIMITS
 from packaging.requirements import Requirement
 
 IMPORT = """
@@ -19,6 +23,27 @@ import deepinfer.model_specs, deepinfer.recipe, deepinfer.runtime
 assert importlib.util.find_spec("torch") is None
 assert importlib.util.find_spec("pytest") is None
 print(deepinfer.__file__)
+"""
+
+
+GENERATE = """
+import json, sys
+from pathlib import Path
+from deepinfer.codegen.compile import compile_engine
+from deepinfer.dsl.model import EngineOptions
+given = json.loads(sys.argv[1])
+compile_engine(model=given["checkpoint"], out=Path("engine"), target="cpu", isa="host", jobs=2,
+               options=EngineOptions(**given["options"]))
+from deepinfer import LLM, SamplingParams
+llm = LLM("engine", given["checkpoint"], threads=1, progress=False)
+params = SamplingParams(temperature=0, max_tokens=len(given["tokens"]), ignore_eos=True)
+output = llm.generate(given["ids"], params, progress=False)[0]
+assert output.outputs[0].token_ids == given["tokens"], output.outputs[0].token_ids
+with llm.session() as session:
+    session.feed(given["ids"])
+    assert session.draft(given["tokens"][0]).tokens.tolist() == given["draft"]
+assert "torch" not in sys.modules
+print(output.text)
 """
 
 
@@ -56,14 +81,24 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> P
     return folder / "bin" / "python"
 
 
-def run(python: Path, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(python), "-I", "-c", program]
+def run(python: Path, program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-I", "-c", program, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_every_package_imports_with_the_base_dependencies_alone(bare_python: Path, tmp_path: Path) -> None:
     done = run(bare_python, IMPORT, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_is_compiled_and_run_with_the_base_dependencies_alone(bare_python: Path, tmp_path: Path) -> None:
+    case = load_case("v41_a_f32")
+    g = case.golden
+    given = {"checkpoint": str(checkpoint_of(case.name)), "options": case.formats | LIMITS | {"profile": "wide"},
+             "ids": case.ids, "tokens": g["greedy.tokens"].tolist(), "draft": g["draft.tokens"][0].tolist()}
+    done = run(bare_python, GENERATE, tmp_path, json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_the_bare_environment_really_lacks_torch(bare_python: Path, tmp_path: Path) -> None:

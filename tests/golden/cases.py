@@ -27,6 +27,7 @@ torch.set_num_threads(1)  # the cases are so small that threads wait longer than
 FOLDER = Path(__file__).with_name("cases")
 V41 = ("v41_a_f32", "v41_b_bf16", "v41_c_quant")
 V4 = ("v4_case_a", "v4_case_b", "v4_case_d")
+QUANTILES = {"median": 0.5, "quantile99": 0.99, "largest": 1.0}
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from golden.cases import V41, Case, as_mask, load_case, row_errors, same_argmax
+from golden.gates import GATES, check, check_drafts
 from torch import Tensor
 
 from deepinfer.dsl.graph import Node
@@ -18,23 +17,6 @@ from deepinfer.dsl.types import f32
 F64 = 1e-6
 
 
-@dataclass(frozen=True)
-class Gates:
-    """Row errors allowed to an f32 run and to a bf16 run of a case."""
-
-    median: float
-    quantile99: float
-    largest: float
-    argmax: float
-    bf16_median: float
-    bf16_argmax: float
-
-
-GATES = {
-    "v41_a_f32": Gates(1e-4, 1e-4, 1e-4, 1.0, 0.15, 0.96),
-    "v41_b_bf16": Gates(2e-3, 0.2, 0.2, 1.0, 0.25, 0.93),
-    "v41_c_quant": Gates(1e-3, 0.1, float("inf"), 0.99, 0.7, 0.87),
-}
 CHUNKS: dict[str, list[int | list[int]]] = {
     "v41_a_f32": [7, [1, 33, 2]], "v41_b_bf16": [16, 128], "v41_c_quant": [64, [13, 1, 127]]}
 
@@ -74,18 +56,6 @@ def worth_keeping(n: Node) -> bool:
 
 def rows_of(case: Case, logits: Tensor) -> Tensor:
     return logits[case.golden["logits.rows"].long()]
-
-
-def check(found: Tensor, expected: Tensor, gates: Gates) -> None:
-    """The gates on quantiles need many rows; few rows are held to the 99 % quantile."""
-    errors = row_errors(found, expected)
-    assert same_argmax(found, expected) >= gates.argmax
-    if len(errors) < 100:
-        assert float(errors.max()) <= gates.quantile99
-        return
-    assert float(errors.median()) <= gates.median
-    assert float(errors.quantile(0.99)) <= gates.quantile99
-    assert float(errors.max()) <= gates.largest
 
 
 # ---- one piece ------------------------------------------------------------------------------------------------------
@@ -215,14 +185,9 @@ def test_decode_and_drafts_in_f32_stay_within_the_gates(case: Case) -> None:
     tokens, following, drafts = decoded(session, session.feed(case.ids)[-1], expected)
     assert tokens == expected
     check(following, g["greedy.logits"][:8], gates)
-    confidence = row_errors(published(drafts, "confidence"), g["draft.confidence"][:8])
-    assert float(confidence.max()) <= gates.quantile99
     check(drafts[0].outputs["draft_logits"][0], g["draft.logits0"], gates)
-    found, wanted = published(drafts, "tokens"), g["draft.tokens"][:8].long()
-    for i in (found != wanted).any(-1).nonzero().flatten().tolist():
-        first = int((found[i] != wanted[i]).nonzero()[0])  # what follows depends on it
-        row = drafts[i].outputs["draft_logits"][0, first]
-        assert float(row[found[i, first]] - row[wanted[i, first]]) < gates.quantile99
+    check_drafts(published(drafts, "tokens"), published(drafts, "draft_logits"), published(drafts, "confidence"),
+                 g["draft.tokens"][:8].long(), g["draft.confidence"][:8], gates)
 
 
 def test_a_rejected_draft_leaves_nothing_behind(case: Case, prefilled: Prefilled) -> None:

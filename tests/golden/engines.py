@@ -1,0 +1,113 @@
+"""Golden cases on their compiled engines: each engine is started once, each prompt fed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from compiled import checkpoint_of, engine_of
+from golden.cases import Case, load_case
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer import LLM
+from deepinfer.runtime.clock import Clock
+from deepinfer.runtime.engine_core import fill
+from deepinfer.runtime.sequence import TokenIds
+from deepinfer.runtime.session import Session
+
+Logits = NDArray[np.float32]
+# Whole prompts in one step, and a few hundred rows beyond the shortest.
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 768, "max_model_len": 768}
+BEYOND = 513  # rows that lengths are tried up to
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An engine and the case's prompt on it, fed in one step: ``logits`` [n, V], and a session to fork."""
+
+    case: Case
+    profile: str
+    llm: LLM
+    prompt: Session
+    logits: Logits
+
+    def after_prompt(self) -> Session:
+        return self.prompt.fork()
+
+    def rows(self) -> Tensor:
+        """Logits at the positions of ``logits.rows``."""
+        return torch.from_numpy(self.logits)[self.case.golden["logits.rows"].long()]
+
+
+@cache
+def llm_of(name: str, profile: str = "wide", threads: int = 1, **formats: str) -> LLM:
+    """The started engine of a case under its formats, with ``formats`` laid over them."""
+    return LLM(engine_of(name, profile=profile, **LIMITS, **formats), checkpoint_of(name), threads=threads,
+               progress=False)
+
+
+@cache
+def run_of(name: str, profile: str = "wide", **formats: str) -> Run:
+    llm, case = llm_of(name, profile, **formats), load_case(name)
+    session = llm.session()
+    return Run(case, profile, llm, session, session.feed(case.ids))
+
+
+def fed(llm: LLM, ids: Sequence[int], *, replay: Any = "off", **how: Any) -> Logits:
+    """Logits of a new sequence."""
+    with llm.session(replay) as s:
+        return s.feed(ids, **how)
+
+
+def together(llm: LLM, prompts: Sequence[Sequence[int]], pins: Mapping[str, Any] | None = None) -> list[Logits]:
+    """Logits of several sequences whose rows are all of one step."""
+    core = llm.core
+    core.batch.clear()
+    holdings = []
+    for ids in prompts:
+        holding, clock = core.memory.open(), Clock(core.plan)
+        holdings.append(holding)
+        assert core.memory.prepare(holding, 0, len(ids))
+        clock.prompt(len(ids), core.plan.replay_rows("off"))
+        part = clock.part(len(ids), len(ids))
+        fill(core.batch, part, TokenIds(ids, 0), holding.slot, holding.blocks, core.plan.lookback)
+    logits = np.array(core.engine.run("step", core.batch, pins)["logits"])
+    for holding in holdings:
+        core.memory.close(holding)
+    return np.split(logits, np.cumsum([len(ids) for ids in prompts])[:-1])
+
+
+def longer_prompt(case: Case) -> list[int]:
+    """``BEYOND`` ids that begin with the prompt: the golden greedy tokens follow, then drawn ones."""
+    g = case.golden
+    greedy = g["greedy.tokens" if "greedy.tokens" in g else "greedy_ids"].tolist()
+    drawn = torch.randint(3, 200, (BEYOND,), generator=torch.Generator().manual_seed(9)).tolist()
+    return [*case.ids, *greedy, *drawn][:BEYOND]
+
+
+def decoded(session: Session, row: Logits, expected: Sequence[int]) -> tuple[list[int], Tensor, list[Any]]:
+    """Greedy tokens, the logits that follow each, and the drafts made before each expected token was fed."""
+    tokens, following, drafts = [], [], []
+    drafting = "draft" in session._core.plan.entries
+    for token in expected:
+        tokens.append(int(row.argmax()))
+        if drafting:
+            drafts.append(session.draft(token))
+        row = session.feed([token])[-1]
+        following.append(torch.from_numpy(row))
+    return tokens, torch.stack(following), drafts
+
+
+def stacked(drafts: Sequence[Any], name: str) -> Tensor:
+    return torch.stack([torch.from_numpy(getattr(d, name)) for d in drafts])
+
+
+@cache
+def lengths() -> tuple[int, ...]:
+    """Around the ends of groups, windows and blocks."""
+    return *range(1, 21), *(n + d for n in (32, 128, 256, 512) for d in (-1, 0, 1))
