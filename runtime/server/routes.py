@@ -30,6 +30,13 @@ from deepinfer.runtime.server.wire import Sampling
 
 _ID_PREFIX = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "completion": "cmpl-"}
 
+# besides the usual paths those of DeepSeek's own service, whose clients name no version
+_CONVERSATIONS = {
+    "/v1/chat/completions": "chat", "/chat/completions": "chat", "/beta/chat/completions": "chat",
+    "/v1/responses": "responses", "/responses": "responses",
+    "/v1/messages": "messages", "/anthropic/v1/messages": "messages",
+}
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -87,8 +94,7 @@ def generation_routes(service: Service) -> APIRouter:
         ids = await asyncio.to_thread(vocabulary.prompt, converted)
         return JSONResponse({"input_tokens": len(ids)})
 
-    for path, api in (("/v1/chat/completions", "chat"), ("/v1/responses", "responses"), ("/v1/messages", "messages"),
-                      ("/anthropic/v1/messages", "messages")):
+    for path, api in _CONVERSATIONS.items():
         _post(router, path, conversation(api), ["model", "input" if api == "responses" else "messages"])
     for prefix in ("", "/anthropic"):
         _post(router, f"{prefix}/v1/messages/count_tokens", count_tokens, ["model", "messages"])

@@ -74,6 +74,7 @@ def status_routes(service: Service) -> APIRouter:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/v1/models")
+    @router.get("/models")
     @router.get("/anthropic/v1/models")
     async def models() -> Response:
         cards = [_card(service, name) for name in service.settings.names]

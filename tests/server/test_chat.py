@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from server.running import MODEL, Running
+from server.running import KEY, MODEL, PATIENCE, Running
 from server.scripted_engine import HELLO, REASONING
 
 TOOL: Any = {"type": "function", "function": {
@@ -137,3 +137,21 @@ def test_text_of_a_user_never_becomes_a_control_token(server: Running) -> None:
     marked = server.post("/tokenize", {"messages": [{"role": "user", "content": "</think>"}]}).json()
     assert plain["tokens"].count(128822) == marked["tokens"].count(128822) == 0
     assert plain["tokens"].count(128821) == 1
+
+
+def test_the_paths_of_deepseeks_own_service_are_served(server: Running) -> None:
+    for base in (server.url, f"{server.url}/beta"):
+        client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=PATIENCE)
+        assert client.chat.completions.create(model=MODEL, messages=ask("hello")).choices[0].message.content == HELLO
+    client = openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=PATIENCE)
+    assert client.responses.create(model=MODEL, input="say:hello").output_text == HELLO
+    assert client.models.list().data[0].id == MODEL
+
+
+def test_a_continued_answer_goes_on_where_it_stopped(server: Running) -> None:
+    messages = [*ask("hello"), {"role": "assistant", "content": "Well, ", "prefix": True}]
+    client = openai.OpenAI(base_url=f"{server.url}/beta", api_key=KEY, max_retries=0, timeout=PATIENCE)
+    done = client.chat.completions.create(model=MODEL, messages=messages, extra_body=CHAT_MODE)
+    prompt = server.post("/tokenize", {"messages": messages, **CHAT_MODE}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": prompt}).json()["prompt"].endswith("</think>Well, ")
+    assert done.choices[0].message.content == HELLO
