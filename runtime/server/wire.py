@@ -86,7 +86,6 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish: str | None = None
     error: str | None = None
-    cached_tokens: int = 0
     times: Times | None = None
 
 
