@@ -60,6 +60,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               "they pass as the model wrote them.")
 @click.option("--self-check/--no-self-check", default=True, show_default=True,
               help="Compare a short greedy answer with the one of the first start before serving.")
+@click.option("--profile", type=click.IntRange(min=0), default=0, show_default=True, metavar="STEPS",
+              help="Write a trace of the first steps with requests, for ui.perfetto.dev, into the current folder.")
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True,
               help="auto: text on a terminal, else JSON lines.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
@@ -108,7 +110,8 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
         records=str(cache_root() / "self-check") if options["self_check"] else None, log_json=as_json,
-        log_level=options["log_level"], compile=_compilation(server, found))
+        log_level=options["log_level"], compile=_compilation(server, found),
+        profile_steps=options["profile"], profile=str(Path(f"deepinfer-profile-{os.getpid()}.json").absolute()))
     context.exit(server.run.run_server(settings, engine, sock))
 
 

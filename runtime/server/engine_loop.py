@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import zmq
 
@@ -13,6 +14,7 @@ from deepinfer.runtime.outputs import RequestMetrics, TokenLogprobs
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.trace import StepTrace, TracedEngine
 
 _IDLE_WAIT_MS = 1000
 _SNAPSHOT_SECONDS = 0.5  # between two reports of a busy engine; an idle one reports once
@@ -21,11 +23,14 @@ _SNAPSHOT_SECONDS = 0.5  # between two reports of a busy engine; an idle one rep
 class EngineLoop:
     """Serves one front end from one engine core; everything happens in the caller's thread.
 
-    ``socket``: a PAIR socket whose other end is the front end.
+    ``socket``: a PAIR socket whose other end is the front end. ``trace``: of the first steps, or None.
     """
 
-    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], trace: StepTrace | None = None) -> None:
         self.core, self.socket = core, socket
+        self.trace = trace or StepTrace(0, Path())
+        if trace is not None:
+            core.engine = TracedEngine(core.engine, trace)
         self._open: dict[int, _Open] = {}
         self._stopping = False
         self._reported = 0.0
@@ -34,11 +39,17 @@ class EngineLoop:
         """Serve until the front end says stop. An engine that fails raises; nothing is served after that."""
         self._report()
         while not self._stopping:
-            self._take_messages(0 if self._open else _IDLE_WAIT_MS)
+            if self._open:
+                with self.trace.span("loop", "messages"):
+                    self._take_messages(0)
+            else:
+                self._take_messages(_IDLE_WAIT_MS)
             if self._open:
                 self._step()
         for entry in self._open.values():
             self.core.abort(entry.request.request_id)
+        if self.trace.active:
+            self.trace.write()
 
     # ---- messages -----------------------------------------------------------------------------------------------
     def _take_messages(self, wait_ms: int) -> None:
@@ -64,14 +75,18 @@ class EngineLoop:
             self._send([wire.Update(message.id, [], finish="refused", error=str(error))])
             return
         self._open[message.id] = _Open(request)
+        self.trace.request(message.id, begins=True, prompt_tokens=len(request.prompt_ids))
 
     # ---- steps --------------------------------------------------------------------------------------------------
     def _step(self) -> None:
         try:
             if self.core.requests:
-                self.core.step()
+                with self.trace.span("loop", "step", requests=len(self.core.requests)):
+                    self.core.step()
         finally:
-            self._flush()
+            with self.trace.span("loop", "send"):
+                self._flush()
+        self.trace.stepped()
         if not self._open or time.monotonic() - self._reported > _SNAPSHOT_SECONDS:
             self._report()
 
@@ -82,6 +97,7 @@ class EngineLoop:
         for u in updates:
             if u.finish is not None:
                 del self._open[u.id]
+                self.trace.request(u.id, begins=False, finish=u.finish)
 
     def _send(self, updates: list[wire.Update]) -> None:
         self.socket.send(wire.encode(wire.Step(updates)))

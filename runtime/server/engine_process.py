@@ -29,6 +29,7 @@ from deepinfer.runtime.server.self_check import (
     machine_identity,
     weights_identity,
 )
+from deepinfer.runtime.server.trace import StepTrace
 
 if TYPE_CHECKING:
     from deepinfer.runtime.llm import LLM
@@ -46,7 +47,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine; the names are those of `LLM`.
 
     ``endpoint``: where the front end listens. ``records``: folder of the self check's records; None: no check.
-    ``compile``: makes the engine first.
+    ``compile``: makes the engine first. ``profile``: where a trace of the first ``profile_steps`` steps goes.
     """
 
     endpoint: str
@@ -60,6 +61,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_json: bool = False
     log_level: str = "info"
     compile: Compilation | None = None
+    profile_steps: int = 0
+    profile: str = ""
 
 
 def build(settings: EngineSettings) -> LLM:
@@ -92,7 +95,8 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
             socket.send(wire.encode(wire.Hello(
                 plan.model, plan.target, plan.max_model_len, plan.vocab_size, memory.slots.size, memory.blocks.size,
                 plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start)))
-            EngineLoop(llm.core, socket).run()
+            trace = StepTrace(settings.profile_steps, Path(settings.profile)) if settings.profile_steps else None
+            EngineLoop(llm.core, socket, trace).run()
         return 0
     except DeepInferError as error:
         socket.send(wire.encode(wire.Failed(str(error), error.exit_code)))

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2 as httpx
@@ -114,11 +115,12 @@ class Running:
 
 
 @contextmanager
-def running(checkpoint: Path, folder: Path, **settings: Any) -> Iterator[Running]:
-    """A server that answers; it ends with the block."""
+def running(checkpoint: Path, folder: Path, engine: Mapping[str, Any] = MappingProxyType({}),
+            **settings: Any) -> Iterator[Running]:
+    """A server that answers, with fields of ServerSettings and EngineSettings; it ends with the block."""
     hold = folder / "hold"
     server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": 20.0} | settings
-    given = {"server": server, "engine": {"checkpoint": str(checkpoint)},
+    given = {"server": server, "engine": {"checkpoint": str(checkpoint), **engine},
              "process": str(Path(__file__).with_name("scripted_engine.py"))}
     env = {**os.environ, "PYTHONPATH": str(TESTS), HOLD_VARIABLE: str(hold), "TMPDIR": str(folder)}
     process = subprocess.Popen([sys.executable, "-c", _PROGRAM, json.dumps(given)], stderr=subprocess.PIPE,

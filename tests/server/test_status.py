@@ -132,3 +132,20 @@ def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(server: Running)
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "//" not in page.text.replace("// ", "") and "innerHTML" not in page.text
+
+
+def test_a_profile_shows_steps_and_requests(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    with running(checkpoint, tmp_path, engine={"profile_steps": 30, "profile": str(file)}) as server:
+        while not file.exists():
+            assert server.chat("stops").status_code == 200
+    found = json.loads(file.read_text())["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in found if e["ph"] == "M"}
+    spans = [(lanes[e["tid"]], e["name"]) for e in found if e["ph"] == "X"]
+    assert spans.count(("engine", "step")) == spans.count(("loop", "step")) == 30
+    inner = [e for e in found if e["ph"] == "X" and lanes[e["tid"]] == "engine"]
+    outer = [e for e in found if e["ph"] == "X" and e["name"] == "step" and lanes[e["tid"]] == "loop"]
+    for i, o in zip(inner, outer, strict=True):
+        assert o["ts"] <= i["ts"] and i["ts"] + i["dur"] <= o["ts"] + o["dur"]
+    assert inner[0]["args"] == {"rows": next(e for e in found if e["ph"] == "b")["args"]["prompt_tokens"],
+                                "sequences": 1}
