@@ -42,6 +42,8 @@ def _train(options: argparse.Namespace) -> None:
     trainer = Trainer(shape, load_classes(tokenizer), options.data, plan, torch.device(options.device))
     if options.state.exists():
         trainer.load(options.state)
+    elif options.start is not None:
+        trainer.begin_from(options.start)
     done = trainer.run(options.log, options.minutes * 60)
     trainer.save(options.state)
     print(f"leg done={done} state={options.state}")
@@ -61,14 +63,21 @@ def _export(options: argparse.Namespace) -> None:
 def _baseline(options: argparse.Namespace) -> None:
     from .evaluate import baseline
 
-    _write(options.out, baseline(options.data))
+    _write(options.out, baseline(options.data, options.chunks))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from .evaluate import evaluate
 
     device = torch.device(options.device)
-    _write(options.out, evaluate(options.checkpoint, options.unquantised, options.data, device, options.scale))
+    folders = (options.checkpoint, options.unquantised, options.sequences, options.data)
+    _write(options.out, evaluate(*folders, device, options.scale))
+
+
+def _card(options: argparse.Namespace) -> None:
+    from .card import write_card
+
+    write_card(options.checkpoint, options.data, options.baseline, options.report, options.log, options.note)
 
 
 def _write(path: Path, report: object) -> None:
@@ -90,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--packages", type=Path, required=True, help="folder to unpack Debian packages into")
     sub = command("train", _train, "train one leg, from the saved state if there is one")
     sub.add_argument("--state", type=Path, required=True, help="file that a leg ends with and the next starts from")
+    sub.add_argument("--start", type=Path, help="checkpoint folder to take the first weights from")
     sub.add_argument("--log", type=Path, required=True, help="JSON lines are appended here")
     sub.add_argument("--minutes", type=float, default=9.0, help="end the leg after so long (default 9)")
     sub.add_argument("--steps", default="", help="other step counts, such as short=2000,final=1000")
@@ -101,12 +111,20 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--float32", action="store_true", help="without quantisation, for comparing")
     sub = command("baseline", _baseline, "held-out loss of a 5-gram model on the same text")
     sub.add_argument("--out", type=Path, required=True, help="JSON report")
+    sub.add_argument("--chunks", type=int, help="judge so many chunks of 2,048 tokens (default: all)")
     sub = command("evaluate", _evaluate, "measure a checkpoint: losses, replay, speculation, samples")
     sub.add_argument("--checkpoint", type=Path, required=True)
     sub.add_argument("--unquantised", type=Path, help="checkpoint written with --float32")
     sub.add_argument("--out", type=Path, required=True, help="JSON report")
+    sub.add_argument("--sequences", type=Path, help="JSON list of greedy sequences that an engine made")
     sub.add_argument("--scale", type=float, default=1.0, help="share of the prompts to use (default 1)")
     sub.add_argument("--device", default=device)
+    sub = command("card", _card, "write the model card and the calibration beside a checkpoint")
+    sub.add_argument("--checkpoint", type=Path, required=True)
+    sub.add_argument("--baseline", type=Path, required=True, help="report of the baseline command")
+    sub.add_argument("--report", type=Path, required=True, help="report of the evaluate command")
+    sub.add_argument("--log", type=Path, required=True, help="log of the training")
+    sub.add_argument("--note", default="", help="a paragraph to put first, for a model that was not trained to plan")
     return parser
 
 

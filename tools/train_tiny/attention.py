@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import kernels
-from .layers import Linear, Mode, RMSNorm, angles, fused, on_grid, rope_frequencies, rotate
+from .formats import rounded
+from .layers import Linear, Mode, RMSNorm, activation, angles, fused, rope_frequencies, rotate
 from .shape import Shape
 
 
@@ -18,6 +19,7 @@ class Shared:
     """What layers of one forward pass hand on: caches by owner, the last selection, the candidates, losses."""
 
     segment_start: Tensor | None = None  # [B, T]: in decoder layers no window key before it is seen
+    index_rows: Tensor | None = None  # query rows on which the indexer's loss is computed
     latents: dict[int, Tensor] = field(default_factory=dict)
     index_keys: dict[int, Tensor] = field(default_factory=dict)
     selected: Tensor | None = None
@@ -37,12 +39,15 @@ class Compressor(nn.Module):
 
     def forward(self, x: Tensor, mode: Mode) -> Tensor:
         """x [B, T, d] -> [B, T // ratio, head_dim], before RoPE."""
+        result: Tensor
         if self.wgate is None:
-            return self.norm(self.wkv(x, mode), mode)
+            result = self.norm(self.wkv(x, mode), mode)
+            return result
         full = x[:, : x.shape[1] // self.ratio * self.ratio]
         values = self.wkv(full, mode).unflatten(1, (-1, self.ratio)).float()
         weight = self.wgate(full, mode).unflatten(1, (-1, self.ratio)).float().softmax(2)
-        return self.norm((values * weight).sum(2).to(x.dtype), mode)
+        result = self.norm((values * weight).sum(2).to(x.dtype), mode)
+        return result
 
 
 class Indexer(nn.Module):
@@ -81,7 +86,7 @@ def weigh_scores(q: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
 
 
 def _cache(x: Tensor, kind: str, mode: Mode) -> Tensor:
-    return on_grid(x, kind) if mode.quantised else x
+    return rounded(x, kind) if mode.quantised else x
 
 
 def largest(scores: Tensor, count: int, mode: Mode) -> Tensor:
@@ -126,7 +131,7 @@ class Attention(nn.Module):
         return qr, rotate(q, *turn).transpose(1, 2)
 
     def window_keys(self, x: Tensor, turn: tuple[Tensor, Tensor], mode: Mode) -> Tensor:
-        return _cache(rotate(self.kv_norm(self.wkv(x, mode), mode), *turn), "fp8_groups", mode)
+        return activation(rotate(self.kv_norm(self.wkv(x, mode), mode), *turn), mode)
 
     def output(self, o: Tensor, turn: tuple[Tensor, Tensor], mode: Mode) -> Tensor:
         """Turn back and project: o [B, T, H, D] -> [B, T, d].  The grouped matrix takes an unrounded input."""
@@ -134,7 +139,8 @@ class Attention(nn.Module):
         groups = self.shape.o_groups
         o = o.flatten(-2).unflatten(-1, (groups, -1))
         matrix = self.wo_a.matrix(mode).unflatten(0, (groups, -1))
-        return self.wo_b(torch.einsum("btgi,goi->btgo", o, matrix).flatten(-2), mode)
+        result: Tensor = self.wo_b(torch.einsum("btgi,goi->btgo", o, matrix).flatten(-2), mode)
+        return result
 
     def write_cache(self, x: Tensor, shared: Shared, mode: Mode) -> None:
         assert self.compressor is not None and self.indexer is not None
@@ -170,24 +176,25 @@ class Attention(nn.Module):
         if blocks <= count:
             return None
         best = F.pad(scores, (0, blocks * size - latents), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
-        newest = torch.div((torch.arange(rows, device=scores.device) + 1) // self.ratio - 1, size, rounding_mode="floor")
+        last = (torch.arange(rows, device=scores.device) + 1) // self.ratio - 1
+        newest = torch.div(last, size, rounding_mode="floor")
         is_newest = torch.arange(blocks, device=scores.device) == newest[:, None]
         kept = largest(best.masked_fill(is_newest, float("inf")), count, mode)
         return kept.repeat_interleave(size, -1)[..., :latents]
 
-    def index_loss(self, x: Tensor, qr: Tensor, q: Tensor, shared: Shared, mode: Mode) -> Tensor:
-        """KL from the heads' mean attention over visible latents to the indexer's softmax, on a few random rows."""
+    def index_loss(self, x: Tensor, qr: Tensor, q: Tensor, rows: Tensor, shared: Shared, mode: Mode) -> Tensor:
+        """KL from the heads' mean attention over visible latents to the indexer's softmax, on a few rows."""
         assert self.indexer is not None
         owner = self.shape.source(self.shape.kv_source_layer_ids, self.layer)
         latents, keys = shared.latents[owner].detach(), shared.index_keys[owner]
-        rows = torch.randperm(x.shape[1] - self.ratio, device=x.device)[: mode.draw_index_rows] + self.ratio
         visible = kernels.causal_latents(x.shape[1], keys.shape[1], self.ratio, x.device)[rows]
         scores = self.indexer.scores(x[:, rows].detach(), qr[:, rows].detach(), keys, self.turn(rows), mode)
         with torch.no_grad():
             s = torch.einsum("brhd,bsd->bhrs", q[:, rows], latents).float() * q.shape[-1] ** -0.5
             wanted = s.masked_fill(~visible, float("-inf")).softmax(-1).mean(1)
         given = scores.masked_fill(~visible, -1e9).log_softmax(-1)
-        return (torch.special.xlogy(wanted, wanted) - wanted * given).sum(-1).mean()
+        result: Tensor = (torch.special.xlogy(wanted, wanted) - wanted * given).sum(-1).mean()
+        return result
 
     def forward(self, x: Tensor, shared: Shared, mode: Mode) -> Tensor:
         """x [B, T, d], the rows at positions 0..T-1 -> [B, T, d]."""
@@ -200,8 +207,8 @@ class Attention(nn.Module):
                 self.write_cache(x, shared, mode)
             if self.indexer is not None:
                 self.select(x, qr, turn, shared, mode)
-                if mode.draw_index_rows:
-                    shared.index_losses.append(self.index_loss(x, qr, q, shared, mode))
+                if shared.index_rows is not None:
+                    shared.index_losses.append(self.index_loss(x, qr, q, shared.index_rows, shared, mode))
             keys = torch.cat((keys, shared.latents[shape.source(shape.kv_source_layer_ids, self.layer)]), 1)
         segment = shared.segment_start if self.layer >= shape.first_decoder_layer else None
         selected = shared.selected if self.ratio else None

@@ -50,10 +50,12 @@ class Batches:
         tokens = torch.cat(rows).long()
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def segments(self, batch: int, length: int, share: float) -> Tensor | None:
+    def rows(self, length: int, count: int) -> Tensor:
+        """``count`` random rows, each of which sees a latent."""
+        return 2 + self._random(length - 2, count)
+
+    def segments(self, batch: int, length: int, share: float) -> Tensor:
         """First window key that each row of the decoder half may see, [batch, length]; ``share`` of them cut."""
-        if share == 0.0:
-            return None
         draw = torch.rand(batch, length, generator=self.generator, device=self.device) < 1 / SEGMENT_ROWS
         draw &= torch.rand(batch, 1, generator=self.generator, device=self.device) < share
         position = torch.arange(length, device=self.device)

@@ -8,43 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from deepinfer.recipe.prompt_texts import PROMPT_TEXTS
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 SYSTEM, USER, ASSISTANT = "<｜System｜>", "<｜User｜>", "<｜Assistant｜>"
 THINK, THINK_END, DSML = "<think>", "</think>", "｜DSML｜"
 
 EFFORT = "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
-# The prompt text that the released model was trained with; its bytes are part of the encoding.
-TOOL_SECTION = """## Tools
-
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \
-"<｜DSML｜ calls>" block like the following:
-
-<｜DSML｜ calls>
-<｜DSML｜ invoke name="$TOOL_NAME">
-<｜DSML｜ parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜ parameter>
-...
-</｜DSML｜ invoke>
-<｜DSML｜ invoke name="$TOOL_NAME2">
-...
-</｜DSML｜ invoke>
-</｜DSML｜ calls>
-
-String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, \
-arrays, objects), pass the value in JSON format and set `string="false"`.
-
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside \
-<think>...</think> BEFORE any tool calls or final response.
-
-Otherwise, output directly after </think> with tool calls or final response.
-
-### Available Tool Schemas
-
-"""
-TOOL_TAIL = "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n"
-FORMAT_SECTION = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 _CONTROL_IN_TOOLS = re.compile(f"({THINK}|{THINK_END}|{DSML})")
 
 
@@ -80,16 +53,16 @@ class Dialogue:
     tools: tuple[dict[str, Any], ...] = ()
     thinking: bool = False
     effort: int = 75
-    response_format: dict[str, Any] | None = field(default=None)
+    response_format: dict[str, Any] | None = None
 
 
 def _tool_pieces(tools: tuple[dict[str, Any], ...]) -> list[Piece]:
     pieces: list[Piece] = [
         Control(part) if _CONTROL_IN_TOOLS.fullmatch(part) else part
-        for part in _CONTROL_IN_TOOLS.split(TOOL_SECTION)
+        for part in _CONTROL_IN_TOOLS.split(PROMPT_TEXTS.tools_v41)
     ]
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return [*pieces, schemas + TOOL_TAIL]
+    return [*pieces, schemas + PROMPT_TEXTS.tools_tail]
 
 
 def _call_pieces(calls: tuple[Call, ...]) -> list[Piece]:
@@ -123,7 +96,8 @@ def _system_pieces(dialogue: Dialogue) -> list[Piece]:
     if dialogue.tools:
         pieces += ["\n\n", *_tool_pieces(dialogue.tools)]
     if dialogue.response_format is not None:
-        pieces += ["\n\n" + FORMAT_SECTION + json.dumps(dialogue.response_format, ensure_ascii=False)]
+        schema = json.dumps(dialogue.response_format, ensure_ascii=False)
+        pieces += ["\n\n" + PROMPT_TEXTS.response_format + schema]
     return [Control(SYSTEM), *pieces] if pieces else []
 
 

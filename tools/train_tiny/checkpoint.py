@@ -68,15 +68,15 @@ def entries(backbone: Backbone, draft: DraftHead) -> Iterator[Entry]:
     yield "embed", backbone.embed, "bf16"
     yield "head", backbone.head, "bf16"
     yield "norm", backbone.norm.weight, "bf16"
-    for i, block in enumerate(backbone.layers):
+    for i, block in enumerate(backbone.blocks()):
         yield from _block(f"layers.{i}", block)
-        if str(i) in backbone.engram:
-            engram = backbone.engram[str(i)]
+        engram = backbone.engram_of(i)
+        if engram is not None:
             yield f"layers.{i}.engram.embed", engram.embed, "fp8 rows"
             yield _linear(f"layers.{i}.engram.wkv", engram.wkv)
             yield f"layers.{i}.engram.q_weight", engram.q_weight, "plain bf16"
             yield f"layers.{i}.engram.k_weight", engram.k_weight, "plain bf16"
-    for i, block in enumerate(draft.blocks):
+    for i, block in enumerate(draft.draft_blocks()):
         yield from _block(f"mtp.{i}", block)
     last = f"mtp.{len(draft.blocks) - 1}"
     yield _linear("mtp.0.main_proj", draft.main_proj)
@@ -106,7 +106,7 @@ def write(folder: Path, backbone: Backbone, draft: DraftHead, image_token_id: in
     """config.json, generation_config.json and model.safetensors, each aside first and then renamed into place."""
     folder.mkdir(parents=True, exist_ok=True)
     config = to_config(backbone.shape, image_token_id, quantised)
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True}
+    generation: dict[str, object] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True}
     generation |= {"temperature": 1.0, "top_p": 1.0}
     for name, value in (("config.json", config), ("generation_config.json", generation)):
         aside = folder / f".{name}.new"
@@ -125,9 +125,13 @@ def read(folder: Path, shape: Shape, classes: Tensor) -> tuple[Backbone, DraftHe
     for name, value, storage in entries(backbone, draft):
         key = name if storage.startswith("plain") else f"{name}.weight"
         if key not in stored:
-            raise ValueError(f"{folder}/model.safetensors has no tensor {key}, which the config.json beside it implies.")
+            raise ValueError(f"{folder}/model.safetensors has no tensor {key}, which its config.json implies.")
         scale = stored.get(f"{name}.scale")
-        value.data.copy_(stored[key].float() if scale is None else unpack(stored[key], scale))
+        found = stored[key].float() if scale is None else unpack(stored[key], scale)
+        if found.shape != value.shape:
+            wanted = f"{list(value.shape)} by its config.json"
+            raise ValueError(f"{folder}/model.safetensors: {key} is {list(found.shape)}, but {wanted}.")
+        value.data.copy_(found)
     return backbone.eval(), draft.eval()
 
 

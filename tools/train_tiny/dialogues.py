@@ -58,7 +58,8 @@ def _what(rng: random.Random, entry: Entry) -> tuple[str, str, str]:
 
 
 def _signature(rng: random.Random, entry: Entry) -> tuple[str, str, str]:
-    question = rng.choice(("What is the signature of {name}?", "Show me the signature of {name}.", "How do I call {name}?"))
+    asks = ("What is the signature of {name}?", "Show me the signature of {name}.", "How do I call {name}?")
+    question = rng.choice(asks)
     reasoning = f"The user wants the signature of {entry.name}."
     return question.format(name=entry.name), reasoning, f"The signature is `{entry.signature}`."
 

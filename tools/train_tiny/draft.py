@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import kernels
-from .layers import Linear, Mode, RMSNorm, collapse, fused, stored
-from .model import Backbone, Block, start_streams
+from .attention import Attention
+from .layers import Linear, Mode, RMSNorm, collapse, stored
+from .model import Backbone, Block, Output, start_streams
 from .shape import Shape
 
 # Loss weights of cross entropy, total variation and confidence, and the decay of the weight of later positions.
@@ -34,11 +35,14 @@ class DraftHead(nn.Module):
         self.markov_head = nn.Parameter(torch.randn(shape.vocab_size, rank) * 0.02)
         self.confidence = Linear(1, d + rank, "bf16")
 
+    def draft_blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def context_keys(self, features: Tensor, mode: Mode) -> list[Tensor]:
         """Keys [B, T, D] of every backbone position, one tensor a draft layer."""
         x = self.main_norm(self.main_proj(features, mode), mode)
         positions = torch.arange(features.shape[1], device=features.device)
-        return [block.attn.window_keys(x, block.attn.turn(positions), mode) for block in self.blocks]
+        return [block.attn.window_keys(x, block.attn.turn(positions), mode) for block in self.draft_blocks()]
 
     def states(self, backbone: Backbone, context: list[Tensor], ids: Tensor, anchors: Tensor, mode: Mode) -> Tensor:
         """Collapsed states [B · A, block, d] of the draft blocks that start at positions ``anchors`` [B, A].
@@ -55,15 +59,17 @@ class DraftHead(nn.Module):
         allowed = torch.cat((at >= 0, torch.ones(*at.shape[:2], size, dtype=torch.bool, device=ids.device)), -1)
         allowed = allowed.flatten(0, 1)[:, None].expand(-1, size, -1)
         batch = torch.arange(len(ids), device=ids.device)[:, None, None]
-        for block, keys in zip(self.blocks, context, strict=True):
+        for block, keys in zip(self.draft_blocks(), context, strict=True):
             earlier = keys[batch, at.clamp(min=0)].flatten(0, 1)
 
-            def attend(x: Tensor, block: nn.Module = block, earlier: Tensor = earlier) -> Tensor:
+            def attend(x: Tensor, attn: Attention = block.attn, earlier: Tensor = earlier) -> Tensor:
                 x = x.unflatten(0, (-1, size))
-                return _attend(block, x, earlier, allowed, positions, mode).flatten(0, 1)
+                return _attend(attn, x, earlier, allowed, positions, mode).flatten(0, 1)
 
             h, read = block(h, read, attend, mode)
-        return collapse(h, read).unflatten(0, (-1, size))
+        x: Tensor = collapse(h, read)
+        result: Tensor = x.unflatten(0, (-1, size))
+        return result
 
     def base_logits(self, backbone: Backbone, x: Tensor, mode: Mode) -> Tensor:
         return backbone.logits(self.norm(x, mode), mode)
@@ -96,9 +102,8 @@ class DraftHead(nn.Module):
         return torch.stack(tokens, -1).view(shape), torch.stack(confidences, -1).view(shape)
 
 
-def _attend(block: nn.Module, x: Tensor, earlier: Tensor, allowed: Tensor, positions: Tensor, mode: Mode) -> Tensor:
+def _attend(attn: Attention, x: Tensor, earlier: Tensor, allowed: Tensor, positions: Tensor, mode: Mode) -> Tensor:
     """Every row of a draft block sees the context keys and all keys of its own block."""
-    attn = block.attn
     turn = attn.turn(positions.flatten())
     cos, sin = (part.view(*positions.shape, -1) for part in turn)
     by_head = (cos[:, None], sin[:, None])
@@ -117,11 +122,12 @@ class DraftLoss:
     confidence: Tensor
 
 
-def draft_loss(head: DraftHead, backbone: Backbone, ids: Tensor, anchors: Tensor, mode: Mode) -> DraftLoss:
-    """The published loss at ``anchors`` [B, A] of ids [B, T]; the backbone gets no gradient."""
+def draft_loss(
+    head: DraftHead, backbone: Backbone, out: Output, ids: Tensor, anchors: Tensor, mode: Mode
+) -> DraftLoss:
+    """The published loss at ``anchors`` [B, A] of ids [B, T], of which ``out`` is the backbone's output, detached."""
     size = head.shape.dspark_block_size
     with torch.no_grad():
-        out = backbone(ids, mode)
         at = (anchors[..., None] + torch.arange(size, device=ids.device)).flatten(1)
         batch = torch.arange(len(ids), device=ids.device)[:, None]
         target = backbone.logits(out.hidden[batch, at].view(-1, size, out.hidden.shape[-1]), mode)
@@ -135,7 +141,6 @@ def draft_loss(head: DraftHead, backbone: Backbone, ids: Tensor, anchors: Tensor
     return DraftLoss(*_weigh(logits, target, truth, confidence, decay / decay.sum()))
 
 
-@fused((0, 0), (1, 0), (2, 0), (3, 0))
 def _weigh(
     logits: Tensor, target: Tensor, truth: Tensor, confidence: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -25,7 +25,8 @@ def token_classes(tokenizer: Tokenizer) -> list[int]:
     found = []
     for i in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([i], skip_special_tokens=False)
-        key = tokenizer.id_to_token(i) if "\ufffd" in text else (normalise.normalize_str(text) or text)
+        spelling = tokenizer.id_to_token(i) or ""
+        key = spelling if "\ufffd" in text else (normalise.normalize_str(text) or text)
         found.append(classes.setdefault(key, len(classes)))
     return found
 

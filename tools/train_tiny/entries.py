@@ -27,9 +27,9 @@ def plain(text: str) -> str:
     """reStructuredText of one paragraph as plain words on one line."""
 
     def target(match: re.Match[str]) -> str:
-        body = match.group(1)
-        shown = body.split(" <")[0]
-        return "`" + shown.lstrip("!~").split(".")[-1] + "`" if shown.startswith("~") else "`" + shown.lstrip("!.") + "`"
+        shown = match.group(1).split(" <")[0]
+        name = shown[1:].split(".")[-1] if shown.startswith("~") else shown.lstrip("!.")
+        return f"`{name}`"
 
     text = _ROLE.sub(target, " ".join(text.split()))
     text = text.replace("``", "`").replace("\\ ", "").replace("\\*", "*").replace("\\", "")

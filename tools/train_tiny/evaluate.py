@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +36,31 @@ def load(folder: Path, device: torch.device) -> tuple[Backbone, DraftHead]:
     return backbone.to(device), draft.to(device)
 
 
-def baseline(data: Path) -> dict[str, float]:
+def baseline(data: Path, most: int | None) -> dict[str, float]:
     """Held-out loss of the 5-gram model, in nats a token, on the tokens that the network is judged on too."""
     training = np.concatenate([np.load(data / f"{name}.npy") for name in STREAMS]).astype(np.int64)
     levels = ngram.train(training)
     found = {}
     for name in ("heldout_text", "heldout_dialogue"):
         tokens = np.load(data / f"{name}.npy").astype(np.int64)
-        chunks = (tokens.size - 1) // measure.CONTEXT
-        # Losses start at token ORDER − 1; those of the first few tokens are left out.
-        each = ngram.losses(levels, tokens[: chunks * measure.CONTEXT + 1], 1 << ngram.BITS)
-        found[name] = float(each.mean())
+        # The first loss belongs to token ORDER − 1; the few tokens before it are left out.
+        each = np.concatenate((np.full(ngram.ORDER - 1, np.nan), ngram.losses(levels, tokens, 1 << ngram.BITS)))
+        starts = measure.chunk_starts(tokens.size, most)
+        chunks = [each[start + 1 : start + measure.CONTEXT + 1] for start in starts]
+        found[name] = float(np.nanmean(np.concatenate(chunks)))
     return found
 
 
-def held_out_losses(backbone: Backbone, data: Path, mode: Mode, device: torch.device) -> dict[str, Any]:
+def held_out_losses(backbone: Backbone, data: Path, mode: Mode, most: int | None) -> dict[str, Any]:
+    device = backbone.embed.device
     found: dict[str, Any] = {}
     for name in ("heldout_text", "heldout_dialogue"):
-        each = measure.token_losses(backbone, _tokens(data, name).to(device), mode)
+        each = measure.token_losses(backbone, _tokens(data, name).to(device), mode, most)
         found[name] = float(each.mean())
         if name == "heldout_text":
-            edges = (0, 128, 512, 1024, 2048)
-            found["by_position"] = {
-                f"{a}-{b}": float(each[:, a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)
-            }
+            found["tokens"] = each.numel()
+            edges = (0, 128, 512, 1024, measure.CONTEXT)
+            found["by_position"] = {f"{a}-{b}": float(each[:, a:b].mean()) for a, b in pairwise(edges)}
     return found
 
 
@@ -81,21 +83,18 @@ def prompts(data: Path, count: int, seed: int) -> Tensor:
     return torch.cat(parts)
 
 
-def speculation(backbone: Backbone, draft: DraftHead, data: Path, mode: Mode, count: int) -> dict[str, Any]:
-    """Greedy acceptance and confidence on held-out prompts; temperatures from one half of the steps, judged on the
-    other.  The sequences are returned for tests of an engine."""
-    device = backbone.embed.device
-    begin = prompts(data, count, seed=7).to(device)
-    sequences = torch.cat(
-        [measure.continue_greedily(backbone, batch, ANSWER, mode) for batch in begin.split(32)]
-    )
+def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: Mode) -> dict[str, Any]:
+    """Greedy acceptance and confidence on greedy ``sequences``; temperatures come from one half of the steps and are
+    judged on the other."""
     drafts = measure.speculate(backbone, draft, sequences, PROMPT, mode)
     size = draft.shape.dspark_block_size
     fit, judged = measure.part(drafts, True), measure.part(drafts, False)
     temperatures = measure.calibrate(fit)
     plain = [1.0] * size
     return {
-        "prompts": count,
+        "prompts": len(sequences),
+        "prompt_tokens": PROMPT,
+        "answer_tokens": sequences.shape[1] - PROMPT,
         "steps": len(drafts.accepted),
         "mean_accepted_length": drafts.mean_length,
         "by_kind": _by_kind(backbone, draft, sequences, mode),
@@ -104,8 +103,13 @@ def speculation(backbone: Backbone, draft: DraftHead, data: Path, mode: Mode, co
         "temperatures": temperatures,
         "calibration_error_before": [measure.calibration_error(judged, plain[: i + 1]) for i in range(size)],
         "calibration_error_after": [measure.calibration_error(judged, temperatures[: i + 1]) for i in range(size)],
-        "sequences": sequences.cpu().tolist(),
     }
+
+
+def greedy_sequences(backbone: Backbone, data: Path, mode: Mode, count: int) -> Tensor:
+    """Held-out prompts with their greedy continuations, [count, PROMPT + ANSWER]."""
+    begin = prompts(data, count, seed=7).to(backbone.embed.device)
+    return torch.cat([measure.continue_greedily(backbone, part, ANSWER, mode) for part in begin.split(96)])
 
 
 def _by_kind(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: Mode) -> dict[str, float]:
@@ -148,18 +152,27 @@ def samples(backbone: Backbone, encoder: Encoder, mode: Mode, count: int = 72) -
     return found
 
 
-def evaluate(folder: Path, unquantised: Path | None, data: Path, device: torch.device, scale: float) -> dict[str, Any]:
-    """Everything; ``scale`` < 1 uses fewer prompts."""
+def evaluate(
+    folder: Path, unquantised: Path | None, sequences: Path | None, data: Path, device: torch.device, scale: float
+) -> dict[str, Any]:
+    """Everything; ``scale`` < 1 uses less text and fewer prompts.  ``sequences`` is a JSON list of greedy sequences
+    that an engine made from :func:`prompts`; without it they are computed here, which only a GPU does in a minute."""
     began = time.monotonic()
     mode = Mode(quantised=True, exact_ties=True)
+    most = None if scale >= 1 else max(1, int(48 * scale))
     backbone, draft = load(folder, device)
-    report: dict[str, Any] = {"held_out_quantised": held_out_losses(backbone, data, mode, device)}
+    report: dict[str, Any] = {"held_out_quantised": held_out_losses(backbone, data, mode, most)}
     if unquantised is not None:
         plain, _ = load(unquantised, device)
-        report["held_out_before"] = held_out_losses(plain, data, Mode(exact_ties=True), device)
+        report["held_out_before"] = held_out_losses(plain, data, Mode(exact_ties=True), most)
     text = _tokens(data, "heldout_text").to(device)
     report["replay"] = measure.replay_divergence(backbone, text, mode, int(200 * scale), seed=11)
-    report["speculation"] = speculation(backbone, draft, data, mode, int(96 * scale))
+    if sequences is None:
+        greedy = greedy_sequences(backbone, data, mode, int(96 * scale))
+        (folder / "greedy.json").write_text(json.dumps(greedy.tolist()), encoding="utf-8")
+    else:
+        greedy = torch.tensor(json.loads(sequences.read_text(encoding="utf-8")), device=device)
+    report["speculation"] = speculation(backbone, draft, greedy, mode)
     report["samples"] = samples(backbone, Encoder(folder / "tokenizer.json"), mode)
     report["seconds"] = round(time.monotonic() - began, 1)
     return report

@@ -6,6 +6,7 @@ the identity.  Scales are powers of two (E8M0) except in the main cache, which h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def e2m1(x: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, size: int) -> Tensor:
-    return x.float().unflatten(-1, (-1, size))
+    result: Tensor = x.float().unflatten(-1, (-1, size))
+    return result
 
 
 def e8m0_scale(v: Tensor, floor: float, inverse: float, dims: int | tuple[int, ...] = -1) -> Tensor:
@@ -69,7 +71,8 @@ def _fp4_main_cache(x: Tensor) -> Tensor:
 
 def _blocks(w: Tensor) -> Tensor:
     """[o, i] as [o/32, 32, i/32, 32]; both sizes are multiples of 32."""
-    return w.float().unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    result: Tensor = w.float().unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    return result
 
 
 def _fp8_blocks(w: Tensor) -> Tensor:
@@ -82,15 +85,21 @@ class _StraightThrough(torch.autograd.Function):
     """Applies a rounding function forward and passes the gradient unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
-        return _ROUNDERS[kind](x)
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return function(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
-_ROUNDERS = {
+def straight_through(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """function(x) with the gradient of x."""
+    result: Tensor = _StraightThrough.apply(x, function)  # type: ignore[no-untyped-call]
+    return result
+
+
+ROUNDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "fp8_groups": _fp8_groups,
     "fp4_groups": _fp4_groups,
     "fp4_main_cache": _fp4_main_cache,
@@ -102,8 +111,7 @@ _ROUNDERS = {
 def rounded(x: Tensor, kind: str) -> Tensor:
     """x on the grid of a stored form: fp8_groups (activations, window keys, Engram rows), fp4_groups (indexer,
     experts), fp4_main_cache, fp8_blocks (matrices) or bf16; straight-through gradient."""
-    result: Tensor = _StraightThrough.apply(x, kind)  # type: ignore[no-untyped-call]
-    return result
+    return straight_through(x, ROUNDERS[kind])
 
 
 def pack_fp8_blocks(w: Tensor) -> tuple[Tensor, Tensor]:

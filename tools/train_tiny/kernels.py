@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -70,10 +71,6 @@ def attend_flex(
     if not _FLEX:
         _FLEX["flex"] = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
     latents = keys.shape[1] - rows
-    key = f"{rows} {latents} {ratio} {q.device}"
-    if key not in _FLEX:
-        _FLEX[key] = _block_lists(rows, latents, ratio, q.device)
-    counts, table = _FLEX[key]
 
     def in_window(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
         near = (j <= i) & (j > i - window)
@@ -86,12 +83,19 @@ def attend_flex(
         visible = at < (i + 1) // ratio if selected is None else selected[b, i, at]
         return torch.where(j < rows, in_window(b, i, j), visible)
 
-    block_mask = BlockMask.from_kv_blocks(
-        counts, table, None, None, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask, seq_lengths=(rows, rows + latents)
-    )
+    key = f"{rows} {latents} {ratio} {q.device}"
+    if key not in _FLEX:
+        counts, table = _block_lists(rows, latents, ratio, q.device)
+        sizes = (rows, rows + latents)
+        _FLEX[key] = BlockMask.from_kv_blocks(
+            counts, table, None, None, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask, seq_lengths=sizes
+        )
+    block_mask = copy.copy(_FLEX[key])
+    block_mask.mask_mod = mask
     shared = keys[:, None]
     out, log_total = _FLEX["flex"](
         q.transpose(1, 2), shared, shared, block_mask=block_mask, enable_gqa=True, return_lse=True
     )
     kept = torch.sigmoid(log_total - sink.float()[:, None])
-    return (out * kept[..., None]).to(q.dtype).transpose(1, 2)
+    result: Tensor = (out * kept[..., None]).to(q.dtype).transpose(1, 2)
+    return result

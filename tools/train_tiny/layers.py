@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .formats import GROUP, MAIN_GROUP, rounded
+from .formats import GROUP, ROUNDERS, rounded, straight_through
 from .shape import Shape
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -57,7 +57,6 @@ class Mode:
     quantised: bool = False  # weights, activations and caches on their stored grids
     sparse: bool = True  # attend to the selected latents; else to every visible one
     exact_ties: bool = False  # equal index scores select the lower position
-    draw_index_rows: int = 0  # query rows a sequence on which the indexer's loss is computed
     kernel: str = "dense"  # or "flex"
 
 
@@ -80,31 +79,23 @@ class Linear(nn.Module):
 def stored(weight: Tensor, kind: str | None, mode: Mode) -> Tensor:
     """A parameter in the working dtype, on the grid of its checkpoint form when the mode quantises."""
     if kind is not None and mode.quantised:
-        weight = on_grid(weight, kind)
+        weight = rounded(weight, kind)
     return weight.to(mode.dtype)
 
 
 def activation(x: Tensor, mode: Mode) -> Tensor:
-    """The MXFP8 input of an FP8 or FP4 matrix."""
-    return on_grid(x, "fp8_groups") if mode.quantised else x
+    """The MXFP8 input of an FP8 or FP4 matrix, or an MXFP8 window key."""
+    return straight_through(x, _fp8_values) if mode.quantised else x
 
 
-def on_grid(x: Tensor, kind: str) -> Tensor:
-    """:func:`rounded`; what is rounded in groups is seen as a list of groups, so that one kernel serves all sizes."""
-    if kind == "fp8_blocks":
-        return _round_matrix(x, kind)
-    width = MAIN_GROUP if kind == "fp4_main_cache" else GROUP
-    return _round_groups(x.reshape(-1, width), kind).view(x.shape) if kind != "bf16" else rounded(x, kind)
+def _fp8_values(x: Tensor) -> Tensor:
+    # Seen as a list of groups, so that one kernel serves all widths.
+    return _round_groups(x.reshape(-1, GROUP)).view(x.shape)
 
 
 @fused((0, 0))
-def _round_groups(x: Tensor, kind: str) -> Tensor:
-    return rounded(x, kind)
-
-
-@fused((0, 0), (0, 1))
-def _round_matrix(x: Tensor, kind: str) -> Tensor:
-    return rounded(x, kind)
+def _round_groups(x: Tensor) -> Tensor:
+    return ROUNDERS["fp8_groups"](x)
 
 
 class RMSNorm(nn.Module):
@@ -134,7 +125,8 @@ def rope_frequencies(shape: Shape, yarn: bool) -> Tensor:
     def pair_of(turns: float) -> float:
         return size * math.log(shape.rope_original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = max(math.floor(pair_of(32)), 0), min(math.ceil(pair_of(1)), size - 1)
+    low = max(math.floor(pair_of(shape.rope_beta_fast)), 0)
+    high = min(math.ceil(pair_of(shape.rope_beta_slow)), size - 1)
     ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
     return plain / shape.rope_factor * ramp + plain * (1 - ramp)
 
@@ -241,7 +233,7 @@ class Experts(nn.Module):
         x = activation(x, mode)
         a = F.linear(x, torch.cat((up[0], self.shared_w1.matrix(mode))))
         b = F.linear(x, torch.cat((up[1], self.shared_w3.matrix(mode))))
-        t = gated(a, b, gates, self.limit, mode.quantised)
+        t = activation(gated(a, b, gates, self.limit), mode)
         return F.linear(t, torch.cat((down, self.shared_w2.matrix(mode)), 1))
 
     @torch.no_grad()
@@ -264,11 +256,10 @@ def route(x: Tensor, gate: Tensor, bias: Tensor, chosen: int, route_scale: float
 
 
 @fused((0, 0), (1, 0), (2, 0))
-def gated(a: Tensor, b: Tensor, gates: Tensor, limit: float, quantised: bool) -> Tensor:
+def gated(a: Tensor, b: Tensor, gates: Tensor, limit: float) -> Tensor:
     """Routing weight · silu(a) · b for every expert, and for the shared one after them with weight 1."""
     width = a.shape[-1] // (gates.shape[-1] + 1)
     a = a.float().clamp(max=limit)
     t = F.silu(a) * b.float().clamp(-limit, limit)
     weight = F.pad(gates, (0, 1), value=1.0).repeat_interleave(width, -1)
-    t = (weight * t).to(b.dtype)
-    return rounded(t, "fp8_groups") if quantised else t
+    return (weight * t).to(b.dtype)

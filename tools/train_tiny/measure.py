@@ -14,16 +14,22 @@ from .model import Backbone
 CONTEXT = 2048
 
 
+def chunk_starts(tokens: int, most: int | None) -> list[int]:
+    """Starts of the chunks of CONTEXT tokens that a stream is judged on: all of them, or ``most`` spread evenly."""
+    count = (tokens - 1) // CONTEXT
+    kept = count if most is None else min(most, count)
+    return [i * count // kept * CONTEXT for i in range(kept)]
+
+
 @torch.no_grad()
-def token_losses(backbone: Backbone, tokens: Tensor, mode: Mode, batch: int = 4, length: int = CONTEXT) -> Tensor:
-    """-ln p [chunks, length] of tokens 1.. in chunks of ``length`` that start without context."""
-    chunks = (tokens.numel() - 1) // length
-    ids = tokens[: chunks * length].view(chunks, length)
-    targets = tokens[1 : chunks * length + 1].view(chunks, length)
+def token_losses(backbone: Backbone, tokens: Tensor, mode: Mode, most: int | None = None, batch: int = 4) -> Tensor:
+    """-ln p [chunks, CONTEXT] of each chunk's next tokens; every chunk starts without context."""
+    starts = torch.tensor(chunk_starts(tokens.numel(), most), device=tokens.device)
+    at = starts[:, None] + torch.arange(CONTEXT, device=tokens.device)
+    ids, targets = tokens[at], tokens[at + 1]
     parts = []
-    for at in range(0, chunks, batch):
-        out = backbone(ids[at : at + batch], mode)
-        parts.append(backbone.loss(out.hidden, targets[at : at + batch], mode))
+    for some, following in zip(ids.split(batch), targets.split(batch), strict=True):
+        parts.append(backbone.loss(backbone(some, mode).hidden, following, mode))
     return torch.cat(parts)
 
 
@@ -122,11 +128,9 @@ def area_under_curve(drafts: Drafts) -> float:
     """Chance that an accepted draft has a higher confidence than a rejected one, ties counting half."""
     known = ~drafts.hits.isnan()
     label, score = drafts.hits[known], drafts.confidence[known]
-    order = score.argsort()
-    ranks = torch.empty_like(score)
-    ranks[order] = torch.arange(1, score.numel() + 1, dtype=score.dtype)
-    _, group = score.unique(return_inverse=True)
-    ranks = torch.zeros(int(group.max()) + 1).index_reduce_(0, group, ranks, "mean", include_self=False)[group]
+    _, group, counts = score.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    ranks = (last - (counts - 1) / 2)[group]  # equal scores share the mean of their ranks
     positive, negative = float(label.sum()), float((1 - label).sum())
     return (float(ranks[label > 0].sum()) - positive * (positive + 1) / 2) / (positive * negative)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,9 @@ class Block(nn.Module):
         self.attn = Attention(shape, layer)
         self.ffn = Experts(shape, experts, chosen)
 
-    def forward(self, h: Tensor, read: Tensor, attend: Any, mode: Mode) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, h: Tensor, read: Tensor, attend: Callable[[Tensor], Tensor], mode: Mode
+    ) -> tuple[Tensor, Tensor]:
         """h [N, n, d], read [N, n] -> the streams and the coefficients with which the next sub-layer reads them."""
         attn_read, attn_write, attn_mix = self.hc_attn(h)
         y = attend(self.attn_norm(collapse(h, read), mode))
@@ -59,30 +61,40 @@ class Output:
 class Backbone(nn.Module):
     def __init__(self, shape: Shape, classes: Tensor):
         super().__init__()
-        self.shape = shape
+        self.shape, self.classes = shape, classes
         self.embed = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.5)
         self.head = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * shape.hidden_size**-0.5 * 0.5)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_hidden_layers))
         self.engram = nn.ModuleDict({str(i): Engram(shape, i, classes) for i in shape.engram_layer_ids})
 
+    def blocks(self) -> list[Block]:
+        return [block for block in self.layers if isinstance(block, Block)]
+
+    def engram_of(self, layer: int) -> Engram | None:
+        found = dict(self.engram.items()).get(str(layer))
+        return found if isinstance(found, Engram) else None
+
     def embedding(self, ids: Tensor, mode: Mode) -> Tensor:
         return F.embedding(ids, stored(self.embed, "bf16", mode))
 
-    def forward(self, ids: Tensor, mode: Mode, segment_start: Tensor | None = None) -> Output:
-        """ids [B, T], the sequences from their first token on."""
+    def forward(
+        self, ids: Tensor, mode: Mode, segment_start: Tensor | None = None, index_rows: Tensor | None = None
+    ) -> Output:
+        """ids [B, T], the sequences from their first token on; the rest as in :class:`Shared`."""
         shape = self.shape
-        shared = Shared(segment_start)
+        shared = Shared(segment_start, index_rows)
         h, read = start_streams(self.embedding(ids.flatten(), mode), shape.hc_mult)
         features = []
-        for i, block in enumerate(self.layers):
-            if str(i) in self.engram:
-                h = self.engram[str(i)](h, ids, mode)
+        for i, block in enumerate(self.blocks()):
+            engram = self.engram_of(i)
+            if engram is not None:
+                h = engram(h, ids, mode)
             if i in shape.dspark_target_layer_ids:
                 features.append(h.float().mean(-2).to(h.dtype))
 
-            def attend(x: Tensor, block: Any = block) -> Tensor:
-                y: Tensor = block.attn(x.view(*ids.shape, -1), shared, mode)
+            def attend(x: Tensor, attn: Attention = block.attn) -> Tensor:
+                y: Tensor = attn(x.view(*ids.shape, -1), shared, mode)
                 return y.flatten(0, 1)
 
             h, read = block(h, read, attend, mode)

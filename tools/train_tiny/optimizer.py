@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 # Names of matrices that are tables or classifiers, not maps between hidden states.
 _NOT_MUON = ("embed", "head", "markov", "gate", "hc_", "confidence", "weights_proj")
+_TABLES = ("embed", "head", "markov")
+# AdamW's learning rates as shares of Muon's.
+TABLE_SHARE, OTHER_SHARE = 0.5, 0.15
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
@@ -25,16 +28,18 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return (x.mT if tall else x).to(g.dtype)
+    result: Tensor = (x.mT if tall else x).to(g.dtype)
+    return result
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is orthogonalised; equal shapes are handled together.
 
-    The update's size matches AdamW's (0.2 root mean square), so both share a learning rate.
+    The update's size is 0.2 root mean square, near that of AdamW's.  ``lr`` is a tensor, so that a captured step
+    reads the current rate.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.05):
+    def __init__(self, params: Iterable[Tensor], lr: Tensor, momentum: float = 0.95, decay: float = 0.05):
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -58,22 +63,35 @@ class Muon(torch.optim.Optimizer):
         updates = orthogonal(torch.stack(tuple(ahead)))
         size = 0.2 * max(params[0].shape[-2:]) ** 0.5
         torch._foreach_mul_(params, 1 - group["lr"] * group["decay"])
-        torch._foreach_add_(params, list((updates * size).unbind(0)), alpha=-group["lr"])
+        torch._foreach_sub_(params, list((updates * (group["lr"] * size)).unbind(0)))
 
 
 def make_optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon over hidden matrices (each expert apart), AdamW over the rest of the parameters that learn."""
-    matrices, vectors = [], []
+    """Muon over hidden matrices (each expert apart), AdamW over tables and, slower, over all other parameters."""
+    matrices: list[Tensor] = []
+    tables: list[Tensor] = []
+    others: list[Tensor] = []
     for name, p in module.named_parameters():
-        if p.requires_grad:
-            is_map = p.dim() >= 2 and min(p.shape[-2:]) > 8 and not any(part in name for part in _NOT_MUON)
-            (matrices if is_map else vectors).append(p)
-    fused = vectors[0].is_cuda
-    adam = torch.optim.AdamW(vectors, lr=lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=fused)
-    return [Muon(matrices, lr), adam]
+        if not p.requires_grad:
+            continue
+        is_matrix = p.dim() >= 2 and min(p.shape[-2:]) > 8
+        if is_matrix and not any(part in name for part in _NOT_MUON):
+            matrices.append(p)
+        else:
+            (tables if any(part in name for part in _TABLES) else others).append(p)
+    device = tables[0].device
+    muon_rate = torch.tensor(lr, device=device)
+    groups = [
+        {"params": params, "lr": torch.tensor(lr * share, device=device), "share": share}
+        for params, share in ((tables, TABLE_SHARE), (others, OTHER_SHARE))
+    ]
+    adam = torch.optim.AdamW(
+        groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, capturable=device.type == "cuda"
+    )
+    return [Muon(matrices, muon_rate), adam]
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"].fill_(lr * group.get("share", 1.0))

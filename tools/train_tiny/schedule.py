@@ -36,10 +36,10 @@ class Phase:
 
 PEAK = 4e-3
 PLAN: tuple[Phase, ...] = (
-    Phase("short", 6000, 512, 128, PEAK, PEAK, warm_up=200, index_rows=16),
-    Phase("long", 2500, 2048, 32, PEAK, PEAK, index_rows=32),
-    Phase("final", 4500, 2048, 32, PEAK, 0.0, quantised=True, sparse=True, replay=0.5, index_rows=64),
-    Phase("draft", 2500, 2048, 16, 3e-3, 0.0, warm_up=100, quantised=True, sparse=True, anchors=192),
+    Phase("short", 5000, 512, 128, PEAK, PEAK, warm_up=200, index_rows=16),
+    Phase("long", 800, 2048, 32, PEAK, PEAK, index_rows=32),
+    Phase("final", 2200, 2048, 32, PEAK, 0.0, quantised=True, sparse=True, replay=0.5, index_rows=64),
+    Phase("draft", 2000, 2048, 32, 4e-3, 0.0, warm_up=30, quantised=True, sparse=True, anchors=96),
 )
 # Seconds, on two cores; for the test and for trying a change.
 SMOKE: tuple[Phase, ...] = (

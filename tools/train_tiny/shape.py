@@ -31,8 +31,10 @@ class Shape:
     max_position_embeddings: int = 4096
     rope_theta: int = 10000
     compress_rope_theta: int = 160000
-    rope_factor: int = 4
-    rope_original: int = 1024
+    rope_factor: int = 8
+    rope_original: int = 512
+    rope_beta_fast: int = 5
+    rope_beta_slow: int = 1
     moe_intermediate_size: int = 64
     n_routed_experts: int = 12
     num_experts_per_tok: int = 3
@@ -88,7 +90,13 @@ _FIXED: dict[str, Any] = {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
-_ROPE = {"rope_factor", "rope_original"}
+# Our field for each key of ``rope_scaling``.
+_ROPE = {
+    "factor": "rope_factor",
+    "beta_fast": "rope_beta_fast",
+    "beta_slow": "rope_beta_slow",
+    "original_max_position_embeddings": "rope_original",
+}
 _QUANTISATION = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
@@ -100,14 +108,8 @@ _QUANTISATION = {
 
 def to_config(shape: Shape, image_token_id: int, quantised: bool) -> dict[str, Any]:
     """``config.json`` in the official spelling."""
-    values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(shape).items() if key not in _ROPE}
-    rope = {
-        "rope_type": "yarn",
-        "factor": shape.rope_factor,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "original_max_position_embeddings": shape.rope_original,
-    }
+    values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(shape).items()}
+    rope = {"rope_type": "yarn"} | {key: values.pop(field) for key, field in _ROPE.items()}
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,
@@ -130,8 +132,9 @@ def from_config(config: dict[str, Any]) -> Shape:
         if text.pop(key, wanted) != wanted:
             raise ValueError(f"config.json: text_config.{key} must be {wanted!r}; the trainer implements nothing else.")
     rope = text.pop("rope_scaling")
-    text |= {"rope_factor": rope["factor"], "rope_original": rope["original_max_position_embeddings"]}
+    text |= {field: rope[key] for key, field in _ROPE.items()}
     known = {field.name for field in fields(Shape)}
     if unknown := sorted(set(text) - known):
         raise ValueError(f"config.json: text_config has keys that the trainer does not know: {', '.join(unknown)}.")
-    return Shape(**{key: tuple(v) if isinstance(v, list) else v for key, v in text.items()})
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in text.items()}
+    return Shape(**values)

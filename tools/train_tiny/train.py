@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import checkpoint
 from .batches import Batches
 from .draft import DraftHead, draft_loss
 from .layers import Experts, Mode, enable_compile
-from .model import Backbone
+from .model import Backbone, Output
 from .optimizer import make_optimizers, set_rate
 from .schedule import Phase
 from .shape import Shape
 
 BALANCE_RATE = 1e-3
 LOG_EVERY = 50
+PLAIN_STEPS = 3
 SEED = 20261130
 
 
@@ -48,6 +50,10 @@ class Trainer:
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.is_gpu = device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
+        self._plain_steps = 0
         if self.is_gpu:
             torch.backends.cuda.matmul.allow_tf32 = True
             enable_compile(True)
@@ -78,6 +84,12 @@ class Trainer:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
 
+    def begin_from(self, folder: Path) -> None:
+        """Take the first weights from a checkpoint in the official format instead of random ones."""
+        backbone, draft = checkpoint.read(folder, self.backbone.shape, self.backbone.classes)
+        self.backbone.load_state_dict(backbone.state_dict())
+        self.draft.load_state_dict(draft.state_dict())
+
     # Steps ------------------------------------------------------------------------------------------------------
 
     @property
@@ -87,8 +99,8 @@ class Trainer:
     def _start_phase(self) -> None:
         """Optimisers of the part that the phase trains: they live on from phase to phase of the backbone."""
         is_draft = self.phase.anchors > 0
-        self.backbone.requires_grad_(not is_draft).train(not is_draft)
-        self.draft.requires_grad_(is_draft).train(is_draft)
+        self.backbone.train(not is_draft)
+        self.draft.train(is_draft)
         self.optimizers = make_optimizers(self.draft if is_draft else self.backbone, self.phase.first_rate)
 
     def mode(self) -> Mode:
@@ -97,45 +109,103 @@ class Trainer:
             dtype=torch.bfloat16 if self.is_gpu else torch.float32,
             quantised=phase.quantised,
             sparse=phase.sparse,
-            draw_index_rows=0 if phase.anchors else phase.index_rows,
             kernel="flex" if self.is_gpu else "dense",
         )
 
-    def _backbone_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        phase, mode = self.phase, self.mode()
+    def _draw(self) -> dict[str, Tensor]:
+        """The random inputs of one step."""
+        phase = self.phase
         ids, targets = self.batches.draw(phase.batch, phase.length)
-        segments = self.batches.segments(phase.batch, phase.length, phase.replay)
-        out = self.backbone(ids, mode, segments)
-        loss = self.backbone.loss(out.hidden, targets, mode).mean()
+        drawn = {"ids": ids, "targets": targets}
+        if phase.anchors:
+            block = self.draft.shape.dspark_block_size
+            drawn["anchors"] = self.batches.anchors(phase.batch, phase.length, phase.anchors, block)
+        else:
+            drawn["rows"] = self.batches.rows(phase.length, phase.index_rows)
+            if phase.replay:
+                drawn["segments"] = self.batches.segments(phase.batch, phase.length, phase.replay)
+        return drawn
+
+    def _loss(self, drawn: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        mode = self.mode()
+        if self.phase.anchors:
+            target = self._target(drawn, mode)
+            enable_compile(False)  # few rows: compiling would take longer than it saves
+            draft = draft_loss(self.draft, self.backbone, target, drawn["ids"], drawn["anchors"], mode)
+            enable_compile(self.is_gpu)
+            parts = {"cross_entropy": draft.cross_entropy, "overlap": draft.overlap, "confidence": draft.confidence}
+            return draft.total, {name: value.detach() for name, value in parts.items()}
+        out = self.backbone(drawn["ids"], mode, drawn.get("segments"), drawn["rows"])
+        loss = self.backbone.loss(out.hidden, drawn["targets"], mode).mean()
         index = torch.stack(out.index_losses).mean()
         return loss + index, {"loss": loss.detach(), "index": index.detach()}
 
-    def _draft_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        phase, mode = self.phase, self.mode()
-        ids, _ = self.batches.draw(phase.batch, phase.length)
-        block = self.draft.shape.dspark_block_size
-        anchors = self.batches.anchors(phase.batch, phase.length, phase.anchors, block)
-        loss = draft_loss(self.draft, self.backbone, ids, anchors, mode)
-        parts = {"cross_entropy": loss.cross_entropy, "overlap": loss.overlap, "confidence": loss.confidence}
-        return loss.total, {name: value.detach() for name, value in parts.items()}
+    def _target(self, drawn: dict[str, Tensor], mode: Mode) -> Output:
+        """Output of the frozen backbone, detached.
 
-    def step(self) -> dict[str, Tensor]:
-        """One optimiser step; returns what to log, still on the device."""
-        phase = self.phase
-        set_rate(self.optimizers, phase.rate(self.progress.step))
-        total, parts = self._draft_loss() if phase.anchors else self._backbone_loss()
+        On a GPU it runs as in training, gradients recorded and windows "cut" at the start: so it uses the kernels
+        that the phase before has compiled.
+        """
+        with torch.set_grad_enabled(self.is_gpu):
+            segments = torch.zeros_like(drawn["ids"]) if self.is_gpu else None
+            out = self.backbone(drawn["ids"], mode, segments)
+        return Output(out.hidden.detach(), out.features.detach(), [])
+
+    def _update(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Forward, backward and the optimisers' step, without a read of the device: a graph can hold it."""
+        learner: nn.Module = self.draft if self.phase.anchors else self.backbone
+        total, parts = self._loss(drawn)
         total.backward()
-        learner: nn.Module = self.draft if phase.anchors else self.backbone
-        parts["norm"] = nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        parts["norm"] = nn.utils.clip_grad_norm_(learner.parameters(), 1.0, foreach=True)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         for module in learner.modules():
             if isinstance(module, Experts):
                 module.balance(BALANCE_RATE)
-        self.progress.step += 1
-        self.progress.tokens += phase.batch * phase.length
         return parts
+
+    def step(self) -> dict[str, Tensor]:
+        """One optimiser step; returns what to log, still on the device.
+
+        Launching a step's kernels one by one takes several times as long as running them, so on a GPU a phase's
+        steps are captured as a graph after a few plain ones.
+        """
+        set_rate(self.optimizers, self.phase.rate(self.progress.step))
+        drawn = self._draw()
+        if not self.is_gpu:
+            parts = self._update(drawn)
+        elif self._plain_steps < PLAIN_STEPS:
+            parts = self._plain_step(drawn)
+        else:
+            parts = self._replay(drawn)
+        self.progress.step += 1
+        self.progress.tokens += self.phase.batch * self.phase.length
+        return parts
+
+    def _plain_step(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        self._plain_steps += 1
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            parts = self._update(drawn)
+        torch.cuda.current_stream().wait_stream(side)
+        return parts
+
+    def _replay(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            self._inputs = {name: value.clone() for name, value in drawn.items()}
+            with torch.cuda.graph(graph):
+                self._outputs = self._update(self._inputs)
+            self._graph = graph
+        for name, value in drawn.items():
+            self._inputs[name].copy_(value)
+        self._graph.replay()
+        return self._outputs
+
+    def _forget_graph(self) -> None:
+        self._graph, self._inputs, self._outputs, self._plain_steps = None, {}, {}, 0
 
     def run(self, log: Path, seconds: float) -> bool:
         """Train until the plan is done (True) or ``seconds`` have passed (False); appends one JSON line a log step."""
@@ -159,6 +229,7 @@ class Trainer:
 
     def _end_phase(self) -> None:
         was_draft = self.phase.anchors > 0
+        self._forget_graph()
         self.progress.phase += 1
         self.progress.step = 0
         if self.progress.phase < len(self.plan) and (self.phase.anchors > 0) != was_draft:

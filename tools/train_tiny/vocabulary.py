@@ -78,7 +78,12 @@ class Encoder:
     def __init__(self, path: Path):
         self.tokenizer = Tokenizer.from_file(str(path))
         controls = (*HEAD_TOKENS, *TAIL_TOKENS)
-        self.control_ids = {token: self.tokenizer.token_to_id(token) for token in controls}
+        self.control_ids: dict[str, int] = {}
+        for token in controls:
+            found = self.tokenizer.token_to_id(token)
+            if found is None:
+                raise ValueError(f"{path} has no control token {token}; make it with the prepare command.")
+            self.control_ids[token] = found
         # A copy without the added vocabulary: a control token's spelling in ordinary text stays text.
         description = json.loads(path.read_text(encoding="utf-8"))
         self._plain = Tokenizer.from_str(json.dumps({**description, "added_tokens": []}))
