@@ -74,14 +74,14 @@ def _data(corpus: dict[str, Any]) -> str:
     head = (
         f"Text of Debian packages: {tokens['prose'] / 1e6:.1f} M tokens of documentation, "
         f"{tokens['code'] / 1e6:.1f} M of Python code; {tokens['dialogue'] / 1e6:.1f} M tokens of dialogues that a "
-        f"script makes from the Python library reference. {corpus['documents']['held_out']} documents ({tokens['heldout_text'] / 1e3:.0f} k tokens) "
-        "are held out."
+        f"script makes from the Python library reference. {corpus['documents']['held_out']} documents "
+        f"({tokens['heldout_text'] / 1e3:.0f} k tokens) are held out."
     )
     return "\n".join([head, "", *lines])
 
 
 def write_card(folder: Path, data: Path, baseline: Path, report: Path, log: Path, note: str) -> None:
-    """README.md and draft_calibration.json in ``folder``."""
+    """README.md, draft_calibration.json and speculation.json, by which an engine can be judged, in ``folder``."""
     base, found, corpus = (
         json.loads(path.read_text(encoding="utf-8")) for path in (baseline, report, data / "corpus.json")
     )
@@ -145,7 +145,14 @@ greedy tokens each, {drafts['steps']:,} steps; {kinds} tokens a step.
 {_samples(found)}
 """
     calibration = {"confidence_temperatures": drafts["temperatures"]}
-    for name, content in (("README.md", text), ("draft_calibration.json", json.dumps(calibration) + "\n")):
+    judged = {key: drafts[key] for key in ("mean_accepted_length", "answer_tokens", "prompt_ids")}
+    contents = {
+        "README.md": text,
+        "draft_calibration.json": json.dumps(calibration) + "\n",
+        "speculation.json": json.dumps(judged, separators=(",", ":")) + "\n",
+        "training_log.jsonl": log.read_text(encoding="utf-8"),
+    }
+    for name, content in contents.items():
         aside = folder / f".{name}.new"
         aside.write_text(content, encoding="utf-8")
         os.replace(aside, folder / name)

@@ -97,6 +97,7 @@ def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: M
         "answer_tokens": sequences.shape[1] - PROMPT,
         "steps": len(drafts.accepted),
         "mean_accepted_length": drafts.mean_length,
+        "prompt_ids": sequences[:, :PROMPT].tolist(),
         "by_kind": _by_kind(backbone, draft, sequences, mode),
         "acceptance_by_position": measure.acceptance_by_position(drafts),
         "confidence_auc": measure.area_under_curve(drafts),
@@ -169,7 +170,6 @@ def evaluate(
     report["replay"] = measure.replay_divergence(backbone, text, mode, int(200 * scale), seed=11)
     if sequences is None:
         greedy = greedy_sequences(backbone, data, mode, int(96 * scale))
-        (folder / "greedy.json").write_text(json.dumps(greedy.tolist()), encoding="utf-8")
     else:
         greedy = torch.tensor(json.loads(sequences.read_text(encoding="utf-8")), device=device)
     report["speculation"] = speculation(backbone, draft, greedy, mode)
