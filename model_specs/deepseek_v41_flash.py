@@ -118,7 +118,7 @@ class V41:
         self.ropes = {L: compressed if r else plain for L, r in enumerate(self.ratios)}
         self.draft_rope = plain
         self.heads_of_draft = DSparkHeads.read(c, self.hidden, self.vocab, self.layers) if self.drafts else None
-        self.engram = EngramTables.read(c) if c.get("engram_layer_ids", ()) else None
+        self.engram = EngramTables.read(c, self.layers) if c.get("engram_layer_ids", ()) else None
         self.s = self.declare()
 
     def _read_sizes(self, c: Config) -> None:

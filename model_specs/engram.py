@@ -39,8 +39,11 @@ class EngramTables:
     primes: dict[int, tuple[tuple[int, ...], ...]]
 
     @staticmethod
-    def read(c: Config) -> EngramTables:
+    def read(c: Config, backbone_layers: int) -> EngramTables:
         layers = c.integers("engram_layer_ids")
+        if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= backbone_layers:
+            raise c.error("engram_layer_ids must be rising layer ids", list(layers),
+                          f"0..{backbone_layers - 1}, rising")
         ngram, heads = c.integer("engram_max_ngram_size", 2), c.integer("engram_n_heads")
         start = c.integer("engram_vocab_size", 2)
         t = EngramTables(

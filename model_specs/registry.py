@@ -47,6 +47,9 @@ def find_spec(config: Config) -> ModuleType:
     """
     architectures, model_type = config.get("architectures", None) or [], config.get("model_type", None)
     for spec in specs():
+        if spec.ARCHITECTURE in architectures and model_type not in (None, *spec.MODEL_TYPES):
+            raise SpecError("architectures and model_type name different models", where="config.json",
+                            found=f"{spec.ARCHITECTURE} and {model_type!r}", allowed=spec.MODEL_TYPES)
         if spec.ARCHITECTURE in architectures or (not architectures and model_type in spec.MODEL_TYPES):
             return spec
     known = list(specs())

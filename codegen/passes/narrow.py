@@ -181,6 +181,11 @@ class _Rewriter:
         """Axis of a node, or that of its source: a view is taken there if that crosses fewer bytes."""
         if n.op == "input":
             return STEP  # the runner makes it for all rows
+        for i in n.inputs:
+            if any(isinstance(d, str) for d in i.type.dims):  # scores of entries are never stored, nor kept
+                home = self.home[i.id]
+                assert home is not None
+                return home
         if not _is_view(n) or axis == STEP or n.id in self.published:
             return axis
         (source,) = n.inputs
