@@ -32,10 +32,14 @@ def checkpoint_of(name: str) -> Path:
     return folder
 
 
-@cache
 def engine_of(name: str, isa: str = HOST, **options: Any) -> Path:
     """The engine folder of a case under its formats, with ``options`` laid over them; as a rule for this machine."""
+    return _compiled(name, isa, tuple(sorted((load_case(name).formats | options).items())))
+
+
+@cache
+def _compiled(name: str, isa: str, options: tuple[tuple[str, Any], ...]) -> Path:
     folder = Path(_ROOT.name) / f"engine_{name}_{len(list(Path(_ROOT.name).iterdir()))}"
     compile_engine(model=str(checkpoint_of(name)), out=folder, target="cpu", isa=isa,
-                   options=EngineOptions(**(load_case(name).formats | options)), console=Console(file=io.StringIO()))
+                   options=EngineOptions(**dict(options)), console=Console(file=io.StringIO()))
     return folder

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer import LLM
-from deepinfer.runtime.clock import Clock
+from deepinfer.runtime.clock import Part
 from deepinfer.runtime.engine_core import fill
 from deepinfer.runtime.sequence import TokenIds
 from deepinfer.runtime.session import Session
@@ -44,18 +45,24 @@ class Run:
         return torch.from_numpy(self.logits)[self.case.golden["logits.rows"].long()]
 
 
-@cache
 def llm_of(name: str, profile: str = "wide", threads: int = 1, **formats: str) -> LLM:
     """The started engine of a case under its formats, with ``formats`` laid over them."""
-    return LLM(engine_of(name, profile=profile, **LIMITS, **formats), checkpoint_of(name), threads=threads,
-               progress=False)
+    return _started(engine_of(name, profile=profile, **LIMITS, **formats), name, threads)
+
+
+def run_of(name: str, profile: str = "wide", **formats: str) -> Run:
+    return _fed(name, profile, llm_of(name, profile, **formats))
 
 
 @cache
-def run_of(name: str, profile: str = "wide", **formats: str) -> Run:
-    llm, case = llm_of(name, profile, **formats), load_case(name)
+def _started(engine: Path, name: str, threads: int) -> LLM:
+    return LLM(engine, checkpoint_of(name), threads=threads, progress=False)
+
+
+@cache
+def _fed(name: str, profile: str, llm: LLM) -> Run:
     session = llm.session()
-    return Run(case, profile, llm, session, session.feed(case.ids))
+    return Run(load_case(name), profile, llm, session, session.feed(load_case(name).ids))
 
 
 def fed(llm: LLM, ids: Sequence[int], *, replay: Any = "off", **how: Any) -> Logits:
@@ -64,21 +71,19 @@ def fed(llm: LLM, ids: Sequence[int], *, replay: Any = "off", **how: Any) -> Log
         return s.feed(ids, **how)
 
 
-def together(llm: LLM, prompts: Sequence[Sequence[int]], pins: Mapping[str, Any] | None = None) -> list[Logits]:
+def together(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Logits]:
     """Logits of several sequences whose rows are all of one step."""
     core = llm.core
     core.batch.clear()
-    holdings = []
-    for ids in prompts:
-        holding, clock = core.memory.open(), Clock(core.plan)
-        holdings.append(holding)
-        assert core.memory.prepare(holding, 0, len(ids))
-        clock.prompt(len(ids), core.plan.replay_rows("off"))
-        part = clock.part(len(ids), len(ids))
+    sessions = [llm.session() for _ in prompts]
+    for s, ids in zip(sessions, prompts, strict=True):
+        holding, rows = s._holding, len(ids)
+        assert holding is not None and core.memory.prepare(holding, 0, rows)
+        part = Part(c=0, rows=rows, kept=rows, wanted=rows, floor=0, start_step=0, start_kept=0)
         fill(core.batch, part, TokenIds(ids, 0), holding.slot, holding.blocks, core.plan.lookback)
-    logits = np.array(core.engine.run("step", core.batch, pins)["logits"])
-    for holding in holdings:
-        core.memory.close(holding)
+    logits = np.array(core.engine.run("step", core.batch)["logits"])
+    for s in sessions:
+        s.close()
     return np.split(logits, np.cumsum([len(ids) for ids in prompts])[:-1])
 
 
