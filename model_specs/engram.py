@@ -15,6 +15,7 @@ import numpy as np
 
 from deepinfer.dsl import Config
 from deepinfer.errors import ArtifactError, SpecError
+from deepinfer.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,16 +107,15 @@ def _moduli(layers: tuple[int, ...], orders: int, heads: int, start: int) -> dic
 def token_classes(checkpoint: Path, config: Config) -> NDArray[np.int64]:
     """Class of each token id, [vocab_size], from the checkpoint's tokenizer.json. Ids past the tokenizer get class 0.
 
-    Raises ArtifactError when the number of classes is not ``engram_compressed_vocab_size``.
+    Raises ArtifactError when the file cannot be read or the number of classes is not
+    ``engram_compressed_vocab_size``.
     """
-    from tokenizers import Tokenizer
-
     text_config = config.raw["text_config"]
     file = checkpoint / "tokenizer.json"
     if not file.is_file():
         raise ArtifactError("the checkpoint has no tokenizer.json, which the Engram layers need", where=str(file))
     out = np.zeros(int(text_config["vocab_size"]), dtype=np.int64)
-    known = classes_of(Tokenizer.from_file(str(file)))[: len(out)]
+    known = classes_of(read_tokenizer(file))[: len(out)]
     out[: len(known)] = known
     count, want = int(known.max(initial=-1)) + 1, int(text_config["engram_compressed_vocab_size"])
     if count != want:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from deepinfer.errors import ArtifactError, RequestError
 from deepinfer.runtime.engine_core import TextSide
+from deepinfer.tokenizer_file import read_tokenizer
 
 
 def load_text_side(tokenizer: Any, folder: Path | None) -> TextSide | None:
@@ -56,10 +57,7 @@ def _read(file: Path) -> tuple[Tokenizer, int | None]:
     """The tokenizer, and the id to put in front of a text when tokenizer_config.json says so (``add_bos_token``)."""
     if not file.is_file():
         raise ArtifactError("there is no tokenizer", where=file, next_step="name a tokenizer.json with tokenizer=")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for a file it cannot read
-        raise ArtifactError("the tokenizer cannot be read", where=file, found=error) from None
+    tokenizer = read_tokenizer(file)
     config = _json(file.with_name("tokenizer_config.json"))
     first = config.get("bos_token")
     first = first.get("content") if isinstance(first, dict) else first

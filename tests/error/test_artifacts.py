@@ -24,6 +24,7 @@ from deepinfer.codegen.package import write as writing
 from deepinfer.codegen.package.manifest import FORMAT, NAME, seal
 from deepinfer.dsl import Config, EngineOptions
 from deepinfer.errors import ArtifactError, SpecError
+from deepinfer.model_specs.engram import token_classes
 from deepinfer.model_specs.registry import build_model
 from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
 from deepinfer.runtime.checkpoint.bind import require_same_config
@@ -261,6 +262,13 @@ def test_foreign_folders_are_told_from_damaged_ones(tmp_path: Path) -> None:
     for text in ("{}", "[]", '{"kind": "other"}'):
         (tmp_path / NAME).write_text(text)
         assert "another program's manifest.json" in refused(tmp_path)
+
+
+def test_a_truncated_tokenizer_is_named_where_the_engram_tables_need_it(tmp_path: Path) -> None:
+    whole = (CASE / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: the tokenizer cannot be read; found .*fetch the file"):
+        token_classes(tmp_path, Config.load(CASE / "config.json"))
 
 
 # ---- checkpoint and config -----------------------------------------------------------------------------------------
