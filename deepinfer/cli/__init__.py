@@ -33,7 +33,7 @@ def main(context: click.Context) -> None:
     \b
     First steps:
       deepinfer compile --model DIR_OR_HUB_ID --out engines/my_engine
-      deepinfer info engines/my_engine --num-seqs 8 --seq-len 4096
+      deepinfer info engines/my_engine --max-num-seqs 8 --max-model-len 4096
       deepinfer serve engines/my_engine --checkpoint DIR_OR_HUB_ID
 
     \b

@@ -104,6 +104,14 @@ def test_no_arguments_print_the_help() -> None:
     assert "First steps" in result.stdout
 
 
+def test_the_first_steps_use_options_that_exist() -> None:
+    steps = [words for line in invoke("--help").stdout.splitlines() if (words := line.split())[:1] == ["deepinfer"]]
+    assert len(steps) == 3
+    for _, command, *rest in steps:
+        known = {flag for option in main.commands[command].params for flag in option.opts}
+        assert {word for word in rest if word.startswith("--")} <= known
+
+
 @pytest.mark.parametrize("command", [name for name in main.commands])
 def test_the_help_of_a_command_teaches_by_example(command) -> None:
     result = invoke(command, "--help")
