@@ -122,8 +122,21 @@ def require_runnable(target: str, engine: str) -> None:
             where=engine,
             found=f"an engine for {target} on {here.target} ({here.reason})",
             allowed=here.target,
-            next_step=f"compile again with --target {here.target}",
+            next_step=_way_out(target, here.target),
         )
+
+
+def _way_out(target: str, here: str) -> str:
+    """What to do with an engine for `target` on a machine that runs `here`: only what this version can do."""
+    steps = [f"compile again with --target {here}"] if here in built_targets() else []
+    variable = os.environ.get(VARIABLE, "")
+    if variable and target == (_found_device() or "cpu"):
+        steps.append(f"unset {VARIABLE} (it is {variable})")
+    elif target == "cpu":
+        steps.append(f"set {VARIABLE}=cpu")
+    elif not steps:
+        steps.append("compile again with --target cpu" + (f" and set {VARIABLE}=cpu" if variable else ""))
+    return ", or ".join(steps)
 
 
 def _explicit(target: str) -> Choice:

@@ -135,6 +135,25 @@ def test_an_engine_for_another_target_names_both(machine, engine, capability, va
     assert f"--target {caught.value.allowed}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("engine", "capability", "variable", "advice"),
+    [
+        ("cpu", None, "nvidia", "unset DEEPINFER_ACCELERATOR (it is nvidia)"),
+        ("cpu", (10, 0), "nvidia", "set DEEPINFER_ACCELERATOR=cpu"),
+        ("sm90", None, None, "compile again with --target cpu"),
+        ("sm90", (10, 0), "nvidia", "compile again with --target cpu and set DEEPINFER_ACCELERATOR=cpu"),
+        ("sm90", (10, 0), None, "compile again with --target cpu"),
+    ],
+)
+def test_the_advice_for_another_target_s_engine_names_no_target_that_is_not_built(
+    machine, engine, capability, variable, advice
+) -> None:
+    machine(capability=capability, accelerator_variable=variable, built=("cpu",))
+    with pytest.raises(ArtifactError) as caught:
+        require_runnable(engine, "engines/e")
+    assert caught.value.next_step == advice
+
+
 def test_every_target_belongs_to_one_backend_that_announces_it() -> None:
     served = [target for backend in accelerator.backends() for target in backend.targets]
     assert sorted(served) == sorted(accelerator.known_targets())
