@@ -19,7 +19,7 @@ from deepinfer.runtime import events
 from deepinfer.runtime.checkpoint.checkpoint import Checkpoint
 from deepinfer.runtime.checkpoint.declared import IgnoredTensors, check_tensors
 from deepinfer.runtime.checkpoint.mapping import Weights
-from deepinfer.runtime.checkpoint.scan import scan, scan_bytes
+from deepinfer.runtime.checkpoint.scan import SMALL_TABLES, scan, scan_bytes, tables_left_out
 
 _ABSENT = object()
 
@@ -29,7 +29,8 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
     """The parameters of an engine over a checkpoint's mapped files.
 
     ``model``: the manifest's ``model`` object (config, ``derive``, ``ignored``). ``depth``: see ``scan``. Raises
-    ArtifactError for tensors that are missing, unexpected, of another shape or dtype, or that hold a NaN.
+    ArtifactError for tensors that are missing, unexpected, of another shape or dtype, or that hold a NaN or an
+    infinity.
     """
     for group in require_tensors(checkpoint, params, model):
         events.info("tensors_ignored", pattern=group.pattern, tensors=len(group.names), bytes=group.bytes,
@@ -37,6 +38,9 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
     weights = Weights(checkpoint.places, params, derived_values(checkpoint.folder, params, model))
     if weights.copied.tensors:
         events.warn("tensors_copied", tensors=weights.copied.tensors, bytes=weights.copied.bytes, reason="misaligned")
+    left_out = tables_left_out(weights)
+    if left_out and depth != "off":
+        events.info("tables_not_scanned", bytes=left_out, limit=SMALL_TABLES)
     with _bar("checking weights", scan_bytes(weights, depth), progress) as advance:
         scan(weights, depth=depth, threads=threads, advance=advance)
     events.info("weights_bound", checkpoint=checkpoint.name, revision=checkpoint.revision, parameters=len(params),

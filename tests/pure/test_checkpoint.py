@@ -17,7 +17,7 @@ from deepinfer.errors import ArtifactError
 from deepinfer.runtime.checkpoint.declared import check_tensors
 from deepinfer.runtime.checkpoint.headers import INDEX, SINGLE, Place, read_headers, read_places
 from deepinfer.runtime.checkpoint.mapping import Weights
-from deepinfer.runtime.checkpoint.scan import has_nan, scan, scan_bytes
+from deepinfer.runtime.checkpoint.scan import has_non_finite, scan, scan_bytes, tables_left_out
 
 Header = dict[str, Any]
 
@@ -220,14 +220,15 @@ def nan_f32() -> bytes:
 
 
 @pytest.mark.parametrize(("dtype", "clean", "dirty"), [
-    ("F32", np.array([np.inf, -np.inf, -0.0, 3e38], np.float32).tobytes(), nan_f32()),
-    ("BF16", b"\x80\x7f\x80\xff", b"\x81\x7f"), ("BF16", b"\x00\x80", b"\xff\xff"),
+    ("F32", np.array([-0.0, 3.4028234e38, -3.4028234e38], np.float32).tobytes(), nan_f32()),
+    ("F32", b"\x00\x00\x7f\x7f", np.float32(np.inf).tobytes()), ("F32", b"", np.float32(-np.inf).tobytes()),
+    ("BF16", b"\x7f\x7f\x7f\xff", b"\x80\x7f"), ("BF16", b"\x00\x80", b"\x80\xff"), ("BF16", b"", b"\xff\xff"),
     ("F8_E4M3", b"\x7e\xfe\x00\x80", b"\x00\xff"), ("F8_E4M3", b"\x7e", b"\x7f"),
     ("F8_E8M0", bytes(range(255)), b"\x00\xff"), ("I8", bytes(range(256)), b""),
 ])
-def test_nan_is_found_in_every_stored_float(dtype: str, clean: bytes, dirty: bytes) -> None:
-    assert not has_nan(np.frombuffer(clean, np.uint8), dtype)
-    assert has_nan(np.frombuffer(dirty, np.uint8), dtype) == bool(dirty)
+def test_nan_and_infinity_are_found_in_every_stored_float(dtype: str, clean: bytes, dirty: bytes) -> None:
+    assert not has_non_finite(np.frombuffer(clean, np.uint8), dtype)
+    assert has_non_finite(np.frombuffer(dirty, np.uint8), dtype) == bool(dirty)
 
 
 def with_data(name: str, change: Callable[[bytearray], None]) -> dict[str, tuple[str, list[int], bytes]]:
@@ -247,19 +248,34 @@ def out_of_range(raw: bytearray) -> None:
 
 
 def test_a_bad_value_is_named_by_its_tensor(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="f: the tensor holds a NaN"):
+    with pytest.raises(ArtifactError, match="f: the tensor holds a NaN or an infinity"):
         scan(Weights(packed(tmp_path, with_data("f", poison)), DECLS, {}), threads=2)
     with pytest.raises(ArtifactError, match=r"t: the tensor holds an integer out of range; found 64; allowed 0\.\.63"):
         scan(Weights(packed(tmp_path, with_data("t", out_of_range)), DECLS, {}), depth="off")
 
 
-def test_the_scan_tells_its_progress_and_leaves_out_what_it_is_told(tmp_path: Path) -> None:
+def test_the_scan_tells_its_progress_and_leaves_out_what_it_is_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer.runtime.checkpoint.scan.SMALL_TABLES", 131)
     codes = {"w.weight": ("F8_E4M3", [4, 32], b"\x7f" * 128), "w.scale": ("F8_E8M0", [4, 1], b"\x80" * 4),
              "e.weight": ("F8_E4M3", [4, 32], b"\x7f" * 128), "e.scale": ("F8_E8M0", [4, 1], b"\xff" * 4)}
     decls = [ParamDecl("w.weight", (4, 32), mxfp8(1, 32)), ParamDecl("e.weight", (4, 32), mxfp8(1, 32), table=True)]
     weights, seen = Weights(packed(tmp_path, codes), decls, {}), list[int]()
     scan(weights, depth="plain", advance=seen.append)
     assert sum(seen) == scan_bytes(weights, "plain") == 4
-    assert (scan_bytes(weights), scan_bytes(weights, "off")) == (132, 0)
+    assert (scan_bytes(weights), scan_bytes(weights, "off"), tables_left_out(weights)) == (132, 0, 132)
     with pytest.raises(ArtifactError, match=r"w\.weight: the tensor holds a NaN"):
+        scan(weights)
+
+
+@pytest.mark.parametrize(("code", "scale", "named"), [(b"\x7f", b"\x80", "weight"), (b"\xff", b"\x80", "weight"),
+                                                      (b"\x7e", b"\xff", "scale")])
+@pytest.mark.parametrize("table", [False, True])
+def test_a_nan_code_of_fp8_weights_and_of_small_lookup_tables_is_named(tmp_path: Path, table: bool, code: bytes,
+                                                                       scale: bytes, named: str) -> None:
+    codes = {"e.weight": ("F8_E4M3", [4, 32], b"\x00" * 127 + code),
+             "e.scale": ("F8_E8M0", [4, 1], b"\x80" * 3 + scale)}
+    weights = Weights(packed(tmp_path, codes), [ParamDecl("e.weight", (4, 32), mxfp8(1, 32), table=table)], {})
+    assert (scan_bytes(weights), tables_left_out(weights)) == (132, 0)
+    with pytest.raises(ArtifactError, match=rf"e\.{named}: the tensor holds a NaN; fetch the file again"):
         scan(weights)
