@@ -23,6 +23,7 @@ from deepinfer.runtime.noise import mixed
 from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, TokenLogprobs
 from deepinfer.runtime.plan import OFF, EnginePlan
 from deepinfer.runtime.sampling import (
+    NOT_FINITE,
     Row,
     TokenChooser,
     bad_logits,
@@ -66,11 +67,25 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self._order = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Give the engine's memory back; what comes afterwards is refused. Closing twice is fine."""
+        with self.lock:
+            if not self._closed:
+                self._closed = True
+                self.engine.close()
+
+    def require_open(self) -> None:
+        """RequestError when the engine is closed."""
+        if self._closed:
+            raise RequestError("the engine is closed", where="LLM", next_step="make another LLM")
 
     # ---- requests -------------------------------------------------------------------------------------------------
     def make(self, request_id: str, prompt_ids: Series[int], params: SamplingParams, *, prompt: str | None = None,
              priority: int = 0, stream: bool = False, where: str = "prompt") -> Request:
         """A checked request that is not queued yet; RequestError in one sentence when it cannot be served."""
+        self.require_open()
         plan = self.plan
         ids = check_prompt(plan, prompt_ids, where)
         params.check_vocabulary(plan.vocab_size)
@@ -88,7 +103,7 @@ class EngineCore:
         plan.replay_rows(params.replay)
         most = plan.max_model_len - len(ids)
         most = most if params.max_tokens is None else min(most, params.max_tokens)
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.ends)
+        ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.ends)
         return Request(request_id, prompt, ids, params, ends, most, RequestMetrics(self.now()),
                        [CompletionOutput(i) for i in range(params.n)], priority, stream=stream,
                        prompt_logprobs=None if params.prompt_logprobs is None else [None])
@@ -96,6 +111,7 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request."""
         with self.lock:
+            self.require_open()
             if request.request_id in self.requests:
                 raise RequestError("a request with this id is running", where="request_id", found=request.request_id)
             self._order += 1
@@ -151,9 +167,11 @@ class EngineCore:
     def step(self) -> bool:
         """Run one step; new results are in the ``updates`` of their requests. False: there was nothing to run.
 
-        PlanError when requests wait and nothing can run because memory is held elsewhere.
+        PlanError when requests wait and nothing can run because memory is held elsewhere; RequestError when the engine
+        is closed.
         """
         with self.lock:
+            self.require_open()
             parts = self.scheduler.schedule()
             if not parts:
                 if self.scheduler.idle:
@@ -206,7 +224,7 @@ class EngineCore:
                 continue
             touched[s.request] = None
             if broken[rows].any():
-                s.finish("error", error="the model's logits are not finite numbers")
+                s.finish("error", error=NOT_FINITE)
                 self._forks_fail(s.request)
                 continue
             self._take_prompt_logprobs(s, part, logits[rows])

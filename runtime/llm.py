@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,12 +22,13 @@ from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
 from deepinfer.runtime.progress import GenerationProgress
-from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.sampling_params import SamplingParams, check_text
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
 
 Prompt = str | Sequence[int]
+_NO_PROMPT = "a prompt is a text or a list of token ids"
 _CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
 
 
@@ -48,13 +49,16 @@ class LLM:
         progress: show what takes long while loading.
 
     Raises:
-        ArtifactError: an engine or checkpoint that cannot be used. PlanError: not enough memory.
+        ArtifactError: an engine or checkpoint that cannot be used. PlanError: not enough memory, or a size that the
+        engine cannot have. RequestError: an argument of the wrong kind.
     """
 
     def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
                  progress: bool = True) -> None:
+        for option, value in (("max_num_seqs", max_num_seqs), ("num_blocks", num_blocks), ("threads", threads)):
+            _check_size(option, value)
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
@@ -129,7 +133,7 @@ class LLM:
 
     def close(self) -> None:
         """Give the engine's memory back."""
-        self.core.engine.close()
+        self.core.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -142,8 +146,13 @@ class LLM:
                   params: SamplingParams | Sequence[SamplingParams] | None, priority: Sequence[int] | None,
                   stream: bool) -> list[Request]:
         """All requests of a call, checked before any is queued."""
+        self.core.require_open()
         listed = _listed(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
+        if priority is not None and not (isinstance(priority, list | tuple | np.ndarray)
+                                         and all(_is_whole(p) for p in priority)):
+            raise RequestError("whole numbers, one for each prompt, are needed", where="priority",
+                               found=repr(priority))
         for name, given in (("sampling_params", each), ("priority", priority)):
             if given is not None and len(given) != len(listed):
                 raise RequestError(f"one of {name} for each prompt is needed", where=name, found=len(given),
@@ -160,6 +169,7 @@ class LLM:
         return made
 
     def _encode(self, prompt: str, where: str) -> list[int]:
+        check_text(prompt, where)
         if self.core.text is None:
             raise RequestError("a text prompt needs a tokenizer", where=where,
                                next_step="give LLM a tokenizer, or prompt with token ids")
@@ -195,7 +205,22 @@ def _package(engine: str | Path | ModuleType | Package) -> Package:
 
         loaded: Package = load_engine(engine)
         return loaded
+    if not isinstance(getattr(engine, "plan", None), EnginePlan):
+        raise RequestError("not an engine", where="engine", found=type(engine).__name__,
+                           allowed="an engine folder, an imported engine, or what load_engine returned")
     return engine
+
+
+def _check_size(option: str, value: Any) -> None:
+    if value is not None and not _is_whole(value):
+        raise RequestError("a whole number is needed", where=option, found=repr(value))
+    if option == "threads" and value is not None and value < 1:
+        raise PlanError("an engine runs on at least one thread", where=option, found=value, allowed=">= 1",
+                        next_step="leave it out for all processors that this process may use")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _slots(plan: EnginePlan, asked: int | None) -> int:
@@ -232,14 +257,18 @@ def _listed(prompts: Any) -> list[Any]:
     """A text or a list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray | memoryview | Mapping) or not isinstance(prompts, Iterable):
+        raise RequestError(_NO_PROMPT, where="prompts", found=type(prompts).__name__)
     listed = list(prompts)
     if not listed:
         raise RequestError("there is no prompt", where="prompts", next_step="send at least one token")
-    if all(isinstance(p, int | np.integer) for p in listed):
+    if all(_is_whole(p) for p in listed):
         return [listed]
     for at, p in enumerate(listed):
         if not isinstance(p, str) and not (isinstance(p, list | tuple | np.ndarray)
-                                           and all(isinstance(i, int | np.integer) for i in p)):
-            raise RequestError("a prompt is a text or a list of token ids", where=f"prompts[{at}]",
-                               found=type(p).__name__)
+                                           and all(_is_whole(i) for i in p)):
+            found = type(p).__name__
+            if isinstance(p, list | tuple | np.ndarray):
+                found = f"{found} with {next(type(i).__name__ for i in p if not _is_whole(i))}"
+            raise RequestError(_NO_PROMPT, where=f"prompts[{at}]", found=found)
     return listed

@@ -188,6 +188,10 @@ def top_logprobs(logits: Row, token: int, count: int) -> dict[int, Logprob]:
     return out
 
 
+NOT_FINITE = ("the model's logits are not finite numbers; a weight that was not looked at is damaged, or values "
+              "grew beyond their format")
+
+
 def bad_logits(logits: Row) -> NDArray[np.bool_]:
     """[rows]: rows of [rows, V] from which no token can be chosen: a NaN, or nothing finite as largest value."""
     out: NDArray[np.bool_] = ~np.isfinite(logits.max(axis=-1))

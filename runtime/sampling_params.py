@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,9 @@ class SamplingParams:
         repetition_penalty: logits of tokens seen in prompt or answer are divided (if > 0) or multiplied by it.
         presence_penalty, frequency_penalty: subtracted once, and once per occurrence, for tokens of the answer.
         logit_bias: token id -> number added to its logit.
-        allowed_token_ids: if given, no other token is chosen. ``bad_words``: texts that are never completed.
+        allowed_token_ids: if given, no other token is chosen. ``bad_words``: token sequences that are never
+            completed: those into which the tokenizer cuts each text, alone and behind a blank. The same letters
+            may still come about through other tokens; a ``stop`` text acts on letters.
         seed: makes draws repeatable: a draw depends on seed, answer index and position and on nothing else.
             None: a seed from the system.
         max_tokens: most tokens of an answer; None: up to the engine's ``max_model_len``.
@@ -59,8 +61,8 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -92,21 +94,29 @@ class SamplingParams:
                                next_step="raise temperature or ask for one answer")
 
     def _check_lists(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stops = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         object.__setattr__(self, "stop_strings", stops)
+        for name in ("bad_words", "stop_token_ids"):
+            object.__setattr__(self, name, _items(name, getattr(self, name)))
         for name, texts in (("stop", stops), ("bad_words", self.bad_words)):
-            if isinstance(texts, str) or not all(isinstance(s, str) and s for s in texts):
+            if not all(isinstance(s, str) and s for s in texts):
                 raise RequestError("texts with at least one character are needed", where=name, found=repr(texts))
+            for text in texts:
+                check_text(text, name)
         if stops and not self.detokenize:
             raise RequestError("stop strings need text", where="stop",
                                next_step="leave detokenize on, or use stop_token_ids")
-        for i in self.stop_token_ids:
+        for i in self.stop_token_ids or ():
             _whole("stop_token_ids", i, 0)
         if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _items("allowed_token_ids", self.allowed_token_ids))
             if not len(self.allowed_token_ids):
                 raise RequestError("no token is allowed", where="allowed_token_ids", next_step="list at least one id")
             for i in self.allowed_token_ids:
                 _whole("allowed_token_ids", i, 0)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise RequestError("a mapping from token ids to numbers is needed", where="logit_bias",
+                               found=repr(self.logit_bias))
         for i, bias in (self.logit_bias or {}).items():
             _whole("logit_bias", i, 0)
             _real(f"logit_bias[{i}]", bias, -100, 100)
@@ -123,11 +133,28 @@ class SamplingParams:
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse token ids that the model does not have."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids or ()),
-                          ("logit_bias", self.logit_bias or {})):
-            wrong = [i for i in ids if i >= size]
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            wrong = [i for i in getattr(self, name) or () if i >= size]
             if wrong:
                 raise RequestError("token id out of range", where=name, found=wrong[0], allowed=f"0..{size - 1}")
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse a text with half of a surrogate pair: no encoding of Unicode has it, so no tokenizer reads it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the text holds a lone surrogate", where=f"{where}, character {error.start}",
+                           found=f"U+{ord(text[error.start]):04X}", next_step="decode the text as UTF-8") from None
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    """A list parameter as a tuple; None stands for no items."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError("a list is needed", where=name, found=repr(value))
+    return tuple(value)
 
 
 def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:

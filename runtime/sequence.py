@@ -103,7 +103,7 @@ class Sequence:
         if stop is not None:
             self.finish("stop", stop)
         elif ended:
-            self.finish("stop", token if token in p.stop_token_ids else None)
+            self.finish("stop", token if token in (p.stop_token_ids or ()) else None)
         elif len(out.token_ids) >= r.most_tokens:
             self.finish("length")
 

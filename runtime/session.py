@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deepinfer.errors import PlanError, RequestError
+from deepinfer.errors import ArtifactError, PlanError, RequestError
 from deepinfer.runtime.backend import Outputs
 from deepinfer.runtime.clock import Clock, Part, Replayed
 from deepinfer.runtime.engine_core import EngineCore, fill
 from deepinfer.runtime.memory import Holding
 from deepinfer.runtime.plan import EXACT, OFF, ReplayOption
+from deepinfer.runtime.sampling import NOT_FINITE, bad_logits
 from deepinfer.runtime.sequence import TokenIds
 
 Pins = Mapping[str, ArrayLike]
@@ -77,6 +78,8 @@ class Session:
 
         Raises:
             RequestError: bad ids, pins or sizes; nothing has run then. PlanError: no cache blocks are free.
+            ArtifactError: logits that are not finite numbers; this session has the rows all the same, no other one is
+            touched.
         """
         with self._core.lock:
             holding, clock, plan = self._alive(), self._clock, self._core.plan
@@ -100,10 +103,15 @@ class Session:
             if wanted is not None or self.replay == EXACT:
                 first = stop - (back if wanted is None else wanted)
             out = [self._step(part, held, start) for part in self._parts(first, sizes)]
-            return np.concatenate(out) if out else np.zeros((0, plan.vocab_size), dtype=np.float32)
+            logits = np.concatenate(out) if out else np.zeros((0, plan.vocab_size), dtype=np.float32)
+            _require_finite(logits, stop - len(logits))
+            return logits
 
     def draft(self, anchor: int, *, pins: Pins | None = None) -> Draft:
-        """The draft block behind the rows fed so far; ``anchor`` is the token chosen for the next position."""
+        """The draft block behind the rows fed so far; ``anchor`` is the token chosen for the next position.
+
+        Raises RequestError and ArtifactError as ``feed`` does.
+        """
         with self._core.lock:
             holding, plan = self._alive(), self._core.plan
             if "draft" not in plan.entries:
@@ -122,6 +130,7 @@ class Session:
             held = self._check_pins(pins, m)
             got = self._core.engine.run("draft", batch, held or None)
             tokens, logits, base = (np.array(got[name][0]) for name in ("tokens", "draft_logits", "base_logits"))
+            _require_finite(logits, part.c)
             return Draft(tokens, logits, base, np.array(got["confidence"][0]) if "confidence" in got else None)
 
     # ---- history ------------------------------------------------------------------------------------------------
@@ -181,11 +190,13 @@ class Session:
     # ---- inside -------------------------------------------------------------------------------------------------
     def _open(self) -> Holding:
         with self._core.lock:
+            self._core.require_open()
             if self._core.memory.free_slots < 1:
                 raise _no_room(self._core)
             return self._core.memory.open()
 
     def _alive(self) -> Holding:
+        self._core.require_open()
         if self._holding is None:
             raise RequestError("the session is closed", where="session", next_step="open another one")
         return self._holding
@@ -259,6 +270,14 @@ class Session:
         got: Outputs = core.engine.run("step", core.batch, held or None)
         self._clock.ran(part)
         return np.array(got["logits"], dtype=np.float32)
+
+
+def _require_finite(logits: NDArray[np.float32], first: int) -> None:
+    """Raises ArtifactError that names the first position, counted from ``first``, without logits to choose from."""
+    broken = np.flatnonzero(bad_logits(logits))
+    if len(broken):
+        raise ArtifactError(NOT_FINITE, where=f"position {first + int(broken[0])}",
+                            next_step="fetch the checkpoint again")
 
 
 def _no_room(core: EngineCore) -> PlanError:

@@ -224,6 +224,14 @@ def test_cache_blocks_follow_from_the_free_memory(monkeypatch: pytest.MonkeyPatc
     (["a", ""], None, "prompts[1]: the prompt is empty"),
     ([[1], [336]], None, "prompts[1], position 0: token id out of range; found 336; allowed 0..335"),
     ([[1], [2] * 120], None, "prompts[1]: the prompt leaves no room for an answer; found 120 tokens"),
+    (None, None, "prompts: a prompt is a text or a list of token ids; found NoneType"),
+    (5, None, "prompts: a prompt is a text or a list of token ids; found int"),
+    (b"abc", None, "prompts: a prompt is a text or a list of token ids; found bytes"),
+    ({"prompt": "a"}, None, "prompts: a prompt is a text or a list of token ids; found dict"),
+    ([b"abc"], None, "prompts[0]: a prompt is a text or a list of token ids; found bytes"),
+    ([[1], [2, True]], None, "prompts[1]: a prompt is a text or a list of token ids; found list with bool"),
+    ([True], None, "prompts[0]: a prompt is a text or a list of token ids; found bool"),
+    (["a", "bc\ud800"], None, "prompts[1], character 2: the text holds a lone surrogate; found U+D800"),
     ([[1], 3.5], None, "prompts[1]: a prompt is a text or a list of token ids; found float"),
     ([[1], [2]], [SamplingParams()], "sampling_params: one of sampling_params for each prompt is needed; found 1"),
     ([[1]], ["hot"], "sampling_params[0]: SamplingParams are needed; found str"),
@@ -233,6 +241,34 @@ def test_nothing_runs_when_one_prompt_is_bad(llm: LLM, prompts: Any, params: Any
         llm.generate(prompts, params, progress=False)
     assert str(found.value).startswith(sentence)
     assert isinstance(llm.core.engine, WitnessEngine) and llm.core.engine.runs == 0
+
+
+@pytest.mark.parametrize("priority", [5, "a", ["first"], [True]])
+def test_a_priority_that_is_no_number_is_refused(llm: LLM, priority: Any) -> None:
+    with pytest.raises(RequestError, match="priority: whole numbers, one for each prompt"):
+        llm.generate([[1]], priority=priority, progress=False)
+
+
+def test_a_closed_engine_says_so(llm: LLM) -> None:
+    with llm, llm.session() as session:
+        pass
+    for call in (lambda: llm.generate("a", progress=False), lambda: llm.stream("a"), llm.session,
+                 lambda: session.feed([1])):
+        with pytest.raises(RequestError, match="the engine is closed"):
+            call()
+
+
+@pytest.mark.parametrize(("engine", "options", "kind", "sentence"), [
+    (5, {}, RequestError, "engine: not an engine; found int; allowed"),
+    (None, {"threads": 0}, PlanError, "threads: an engine runs on at least one thread; found 0; allowed >= 1"),
+    (None, {"threads": True}, RequestError, "threads: a whole number is needed; found True"),
+    (None, {"num_blocks": "8"}, RequestError, "num_blocks: a whole number is needed; found '8'"),
+])
+def test_arguments_of_the_wrong_kind_are_refused(engine: Any, options: dict[str, Any], kind: type[Exception],
+                                                 sentence: str) -> None:
+    with pytest.raises(kind) as found:
+        LLM(engine or WitnessPackage(PLAN), CASE, **options)
+    assert str(found.value).startswith(sentence)
 
 
 def test_without_a_tokenizer_ids_in_ids_out(tmp_path: Path) -> None:

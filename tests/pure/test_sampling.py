@@ -186,6 +186,15 @@ def test_rows_without_a_largest_finite_number_are_found() -> None:
     ({"max_tokens": 0}, "max_tokens: out of range; found 0; allowed >= 1"),
     ({"min_tokens": 17}, "min_tokens: out of range; found 17; allowed >= 0 and <= 16"),
     ({"logprobs": -2}, "logprobs: out of range; found -2; allowed >= -1"),
+    ({"stop": 5}, "stop: a list is needed; found 5"),
+    ({"stop": "a\ud800"}, "stop, character 1: the text holds a lone surrogate; found U+D800; decode the text"),
+    ({"bad_words": 5}, "bad_words: a list is needed; found 5"),
+    ({"bad_words": "cat"}, "bad_words: a list is needed; found 'cat'"),
+    ({"bad_words": ["a", "\udfff"]}, "bad_words, character 0: the text holds a lone surrogate; found U+DFFF"),
+    ({"stop_token_ids": 5}, "stop_token_ids: a list is needed; found 5"),
+    ({"stop_token_ids": [True]}, "stop_token_ids: a whole number is needed; found True"),
+    ({"allowed_token_ids": 5}, "allowed_token_ids: a list is needed; found 5"),
+    ({"logit_bias": [1]}, "logit_bias: a mapping from token ids to numbers is needed; found [1]"),
     ({"stop": [""]}, "stop: texts with at least one character are needed"),
     ({"stop": "a", "detokenize": False}, "stop: stop strings need text; leave detokenize on, or use stop_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids: no token is allowed; list at least one id"),
@@ -196,3 +205,13 @@ def test_a_bad_option_is_refused_in_one_sentence(params: dict[str, Any], sentenc
     with pytest.raises(RequestError) as found:
         SamplingParams(**params)
     assert str(found.value).startswith(sentence)
+
+
+def test_none_and_iterators_are_lists_of_a_request() -> None:
+    p = SamplingParams(stop=None, stop_token_ids=None, bad_words=None)  # type: ignore[arg-type]
+    assert (p.stop_strings, p.stop_token_ids, p.bad_words) == ((), (), ())
+    p.check_vocabulary(3)
+    p = SamplingParams(stop_token_ids=iter([1, 7]), allowed_token_ids=iter([1]))  # type: ignore[arg-type]
+    assert (p.stop_token_ids, p.allowed_token_ids) == ((1, 7), (1,))
+    with pytest.raises(RequestError, match=r"stop_token_ids: token id out of range; found 7; allowed 0\.\.6"):
+        p.check_vocabulary(7)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from witness import Reference, WitnessEngine, witness_plan
 
-from deepinfer.errors import PlanError, RequestError
+from deepinfer.errors import ArtifactError, PlanError, RequestError
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.plan import EnginePlan
-from deepinfer.runtime.sampling import TokenChooser, log_softmax, sequence_key
+from deepinfer.runtime.sampling import NOT_FINITE, TokenChooser, log_softmax, sequence_key
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.scheduler import Scheduler
 from deepinfer.runtime.sequence import Request
@@ -203,9 +203,36 @@ def test_an_error_of_one_request_never_ends_another() -> None:
     answers = run(c, requests)
     bad = requests[0].outputs
     assert [out.finish_reason for out in bad] == ["error", "error"]
-    assert bad[0].error == "the model's logits are not finite numbers"
+    assert bad[0].error == NOT_FINITE
     expected = alone(good, requests[1].params)
     assert answers[1] == [expected[: expected.index(60) + 1] if 60 in expected else expected]
+
+
+def test_a_session_never_returns_logits_that_are_not_finite_and_ends_no_other_one() -> None:
+    c, good = core(), [i % 60 for i in prompt(5, 12)]
+    assert isinstance(c.engine, WitnessEngine)
+    c.engine.broken_ids = {60}
+    with Session(c) as other, Session(c) as broken:
+        other.feed(good[:5])
+        with pytest.raises(ArtifactError) as found:
+            broken.feed([*good, 60, 3])
+        assert str(found.value).startswith(f"position 12: {NOT_FINITE}; fetch")
+        assert np.array_equal(other.feed(good[5:]), Reference(PLAN).feed(good, None)[5:])
+        assert broken.token_ids == [*good, 60, 3]
+        broken.feed([4])
+
+
+def test_after_close_requests_and_sessions_are_refused_in_a_sentence() -> None:
+    c = core()
+    kept, request = Session(c), c.make("r", [1, 2], SamplingParams(max_tokens=9))
+    kept.feed([1, 2, 3])
+    c.close()
+    c.close()
+    for call in (lambda: c.make("s", [1], SamplingParams()), lambda: c.add(request), c.step, lambda: kept.feed([4]),
+                 kept.fork, lambda: kept.rewind(2), lambda: Session(c)):
+        with pytest.raises(RequestError, match="the engine is closed; make another LLM"):
+            call()
+    kept.close()
 
 
 def test_a_request_with_nothing_left_to_choose_ends_with_a_sentence() -> None:
