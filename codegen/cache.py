@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer.disk import room_in
+
 VARIABLE = "DEEPINFER_CACHE_DIR"
+ADVICE = f"free space there, or name another cache folder with {VARIABLE}"
 _KEY, _SUMS, _ASIDE = "key.json", "sums.json", ".making-"
 _ABANDONED_SECONDS = 24 * 3600  # no compile takes a day: an older unfinished entry is a crash's
 
@@ -81,12 +84,19 @@ class Cache:
         return Entry(digest, folder, files, hit=True)
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[Path], None]) -> Entry:
-        """The entry of ``key``, made by ``make`` when it is absent or damaged."""
+        """The entry of ``key``, made by ``make`` when it is absent or damaged.
+
+        Raises PlanError, which names the cache's folder, when there is no room for it.
+        """
         found = self.lookup(key)
         if found is not None:
             return found
         digest = digest_of(key)
         place = self._place(digest)
+        with room_in(self.root, ADVICE):
+            return self._make(digest, place, key, make)
+
+    def _make(self, digest: str, place: Path, key: Mapping[str, Any], make: Callable[[Path], None]) -> Entry:
         place.parent.mkdir(parents=True, exist_ok=True)
         self._sweep(place.parent)
         aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=place.parent))

@@ -6,7 +6,6 @@ inputs are sorted, and neither build ids nor times are written.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from deepinfer.backends.base import ALL, Binary, Source
 from deepinfer.backends.cpu.source import dispatcher
 from deepinfer.backends.cpu.target import PORTABLE, Variant, variants
 from deepinfer.codegen.cache import Cache, Entry, file_digest
-from deepinfer.errors import ToolchainError
 from deepinfer.machine import cxx_compiler
-from deepinfer.runtime.native.build import SOURCE_FOLDER, compiler_name
+from deepinfer.runtime.native.build import SOURCE_FOLDER, compiler_name, run_compiler
 
 LIBRARY = "kernels.so"
 PRELUDE = "di_all.h"
@@ -106,12 +104,7 @@ class Toolchain:
         return self.cache.fetch(key, make)
 
     def _run(self, folder: Path, arguments: Sequence[str], what: str) -> None:
-        done = subprocess.run([self.compiler, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
-            first = next((line for line in lines if "error" in line), lines[0])
-            raise ToolchainError(f"the C++ compiler does not build {what}", where=self.compiler, found=first[:300],
-                                 next_step="use g++ 12 or newer; if it is, please report this")
+        run_compiler([self.compiler, *arguments], folder, what, self.cache.root)
 
 
 def compile_sources(sources: Sequence[Source], *, jobs: int, isa: str = ALL,

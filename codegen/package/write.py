@@ -15,6 +15,7 @@ from deepinfer.codegen.cache import Cache, sync
 from deepinfer.codegen.package.contents import EngineContents
 from deepinfer.codegen.package.manifest import NAME, is_engine, seal
 from deepinfer.codegen.package.wheel import write_wheel
+from deepinfer.disk import room_in
 from deepinfer.errors import ArtifactError, InternalError, SpecError
 from deepinfer.machine import cxx_compiler
 from deepinfer.runtime.native.build import LIBRARY, build_runner, compiler_name
@@ -45,22 +46,28 @@ def write_engine(contents: EngineContents, out: Path, *, wheel: bool = False,
                  cache: Cache | None = None) -> tuple[Path, Path | None]:
     """Write the engine folder ``out`` (replacing an engine that is there) and with ``wheel`` a wheel beside it.
 
-    Returns both paths. Raises SpecError, ArtifactError as ``check_out`` does; an OSError leaves nothing behind.
+    Returns both paths. Raises SpecError, ArtifactError as ``check_out`` does, PlanError when the disk is full; any
+    failure leaves the engine that was there and nothing else.
     """
     check_out(out)
     place = out.absolute()
+    with room_in(out, "free space there or name another folder"):
+        _write_whole(contents, place, cache or Cache())
+        return out, write_wheel(place, place.parent) if wheel else None
+
+
+def _write_whole(contents: EngineContents, place: Path, cache: Cache) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.making-", dir=place.parent))
     try:
         aside.chmod(0o755)
-        _fill(aside, contents, cache or Cache())
+        _fill(aside, contents, cache)
         for path in sorted(aside.rglob("*"), reverse=True):
             sync(path)
         sync(aside)
         _exchange(aside, place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return out, write_wheel(place, place.parent) if wheel else None
 
 
 def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import sys
@@ -14,10 +13,9 @@ from typing import Any, NoReturn
 import click
 
 import deepinfer
-from deepinfer.errors import ArtifactError, DeepInferError, InternalError, PlanError
+from deepinfer.disk import of_the_machine
+from deepinfer.errors import DeepInferError, InternalError
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _INTERRUPTED = 130  # 128 + SIGINT, what shells report
 
 
@@ -65,7 +63,7 @@ def _exit_after(failure: Exception) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if isinstance(failure, OSError):
-        failure = _of_the_machine(failure) or failure
+        failure = of_the_machine(failure) or failure
     if isinstance(failure, DeepInferError):
         _fail(str(failure), failure.exit_code)
     _fail(_bug(failure), InternalError.exit_code)
@@ -74,18 +72,6 @@ def _exit_after(failure: Exception) -> NoReturn:
 def _fail(sentence: str, exit_code: int) -> NoReturn:
     click.echo(f"error: {sentence}", err=True)
     sys.exit(exit_code)
-
-
-def _of_the_machine(failure: OSError) -> DeepInferError | None:
-    """A full disk or a forbidden path is the user's to mend, wherever it was met."""
-    where = failure.filename or "disk"
-    if failure.errno in _NO_SPACE:
-        return PlanError("no space is left", where=where, next_step="free space or choose another folder")
-    if failure.errno in _NO_ACCESS:
-        return ArtifactError(
-            "the path may not be used", where=where, found=failure.strerror, next_step="choose another folder"
-        )
-    return None
 
 
 def _bug(failure: Exception) -> str:

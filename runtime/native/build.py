@@ -6,14 +6,17 @@ base instruction set of the machine: kernels choose theirs at run time, the runn
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from deepinfer.codegen.cache import Cache, Entry, file_digest
-from deepinfer.errors import InternalError, ToolchainError
-from deepinfer.machine import cxx_compiler
+from deepinfer.codegen.cache import ADVICE, Cache, Entry, file_digest
+from deepinfer.disk import says_no_room
+from deepinfer.errors import InternalError, PlanError, ToolchainError
+from deepinfer.machine import GXX_MINIMUM, cxx_compiler
 
 LIBRARY = "runner.so"
 SOURCE_FOLDER = Path(__file__).resolve().parent
@@ -48,12 +51,35 @@ def compiler_name(path: str) -> str:
     return lines[0].strip()
 
 
+def run_compiler(command: list[str], cwd: Path, what: str, cache: Path) -> None:
+    """Run a C++ compiler whose output goes into the folder ``cache``.
+
+    Raises PlanError when the compiler found no room for its output or its temporary files, else ToolchainError with
+    its first complaint. ``what``: what is built, for the message.
+    """
+    # Messages in one language: they are searched.
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode == 0:
+        return
+    lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
+    full = next((line for line in lines if says_no_room(line)), None)
+    if full is not None:
+        temporary = tempfile.gettempdir()
+        elsewhere = temporary if f"{temporary}/" in full and str(cache) not in full else None
+        raise PlanError(f"the C++ compiler finds no room to build {what}", where=elsewhere or cache, found=full[:300],
+                        next_step="free space there, or set TMPDIR to another folder" if elsewhere else ADVICE)
+    first = next((line for line in lines if "error" in line), lines[0])
+    raise ToolchainError(f"the C++ compiler does not build {what}", where=command[0], found=first[:300],
+                         next_step=f"use g++ {GXX_MINIMUM} or newer; if it is, please report this")
+
+
 def build_runner(cache: Cache | None = None) -> Entry:
     """The cached ``runner.so`` (entry.files[LIBRARY]); compiles it when needed (a few seconds).
 
-    Raises ToolchainError without a usable compiler, or with the compiler's first complaint.
+    Raises ToolchainError without a usable compiler, and what ``run_compiler`` does.
     """
-    compiler = cxx_compiler()
+    compiler, store = cxx_compiler(), cache or Cache()
     key = {"kind": "runner", "compiler": compiler_name(compiler), "flags": [*FLAGS, *LIBRARIES],
            "sources": {p.name: file_digest(p) for p in runner_sources()}}
     units = [p.name for p in runner_sources() if p.suffix == ".cpp"]
@@ -61,10 +87,6 @@ def build_runner(cache: Cache | None = None) -> Entry:
     def make(folder: Path) -> None:
         # Relative names in the source folder: no path of the machine can reach the output.
         command = [compiler, *FLAGS, *units, *LIBRARIES, "-o", str(folder / LIBRARY)]
-        done = subprocess.run(command, cwd=SOURCE_FOLDER, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = done.stderr.splitlines() or ["no message"]
-            first = next((line for line in lines if "error" in line), lines[0])
-            raise ToolchainError("the runner does not compile", where=compiler, found=first)
+        run_compiler(command, SOURCE_FOLDER, LIBRARY, store.root)
 
-    return (cache or Cache()).fetch(key, make)
+    return store.fetch(key, make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from deepinfer.backends.cpu import toolchain
 from deepinfer.backends.cpu.backend import BACKEND
 from deepinfer.backends.cpu.target import variants
 from deepinfer.codegen.cache import Cache
-from deepinfer.errors import InternalError, ToolchainError
+from deepinfer.errors import InternalError, PlanError, ToolchainError
+from deepinfer.runtime.native.build import build_runner, run_compiler
 
 PROGRAM = """
 import hashlib, sys
@@ -68,6 +70,37 @@ def test_without_a_compiler_one_sentence_says_what_to_do(monkeypatch: pytest.Mon
     with pytest.raises(ToolchainError, match="install g\\+\\+") as e:
         toolchain.compile_sources(sources(), jobs=1, cache=Cache(tmp_path))
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("complaint", [
+    "x.cpp:1: fatal error: cannot write PCH file: No space left on device",
+    "as: final close failed: File too large",
+    "g++: fatal error: File size limit exceeded signal terminated program cc1plus"])
+def test_a_compiler_without_room_is_no_compiler_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                complaint: str) -> None:
+    compiler = tmp_path / "g++-full"
+    compiler.write_text(f"""#!/bin/sh
+case "$1" in -dump*) echo 12;; --version) echo g++ 12;; *) echo 'warning: first' >&2; echo '{complaint}' >&2; exit 1;;
+esac
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    cache = Cache(tmp_path / "cache")
+    for build in (lambda: toolchain.compile_sources(sources(), jobs=1, cache=cache), lambda: build_runner(cache)):
+        with pytest.raises(PlanError, match="finds no room to build") as e:
+            build()
+        assert e.value.where == cache.root
+        assert e.value.found == complaint
+
+
+def test_a_compiler_whose_temporary_folder_is_full_names_that_one(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="TMPDIR") as e:
+        run_compiler(["sh", "-c", f"echo {tempfile.gettempdir()}/ccX.s: No space left on device >&2; exit 1"],
+                     tmp_path, "x.o", tmp_path / "cache")
+    assert e.value.where == tempfile.gettempdir()
+    with pytest.raises(PlanError, match="DEEPINFER_CACHE_DIR"):
+        run_compiler(["sh", "-c", f"echo {tmp_path}/cache/x.o: No space left on device >&2; exit 1"],
+                     tmp_path, "x.o", tmp_path / "cache")
 
 
 def test_a_compiler_that_fails_is_named_with_its_first_complaint(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from deepinfer.codegen.package import EngineContents, check_out, load_engine, wr
 from deepinfer.codegen.package import write as writing
 from deepinfer.codegen.package.manifest import FORMAT, NAME, seal
 from deepinfer.dsl import Config, EngineOptions
-from deepinfer.errors import ArtifactError, SpecError
+from deepinfer.errors import ArtifactError, PlanError, SpecError
 from deepinfer.model_specs.engram import token_classes
 from deepinfer.model_specs.registry import build_model
 from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
@@ -147,7 +147,7 @@ def test_a_crash_leaves_the_old_engine_and_nothing_else(contents: EngineContents
 
     before = tree(engine)
     monkeypatch.setattr(writing, point, crash)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(PlanError, match=f"{engine}: no space is left"):
         write_engine(contents, engine)
     assert tree(engine) == before
     assert [p.name for p in engine.parent.iterdir()] == ["engine"]

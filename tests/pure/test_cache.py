@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
 from deepinfer.codegen.cache import Cache, digest_of
+from deepinfer.errors import PlanError
 
 KEY = {"source": "abc", "flags": ["-O2"]}
 
@@ -55,6 +57,18 @@ def test_a_failed_make_leaves_nothing_behind(tmp_path: Path) -> None:
         Cache(tmp_path).fetch(KEY, broken)
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
     assert Cache(tmp_path).lookup(KEY) is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_names_the_cache_and_how_to_move_it(tmp_path: Path, number: int) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(number, "full")  # a write names no file
+
+    with pytest.raises(PlanError) as caught:
+        Cache(tmp_path).fetch(KEY, full)
+    assert caught.value.where == tmp_path
+    assert number == errno.EFBIG or "DEEPINFER_CACHE_DIR" in str(caught.value)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
 def test_a_lost_race_takes_the_winner_s_entry(tmp_path: Path) -> None:

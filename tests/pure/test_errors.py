@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import click
@@ -106,6 +107,31 @@ def test_a_forbidden_path_is_an_artifact_error() -> None:
     result = run_failing(PermissionError(errno.EACCES, "Permission denied", "/etc/engine"))
     assert result.exit_code == 5
     assert "/etc/engine" in result.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_copy_without_room_names_its_destination(number: int) -> None:
+    result = run_failing(OSError(number, os.strerror(number), "cache/kernels.so", None, "engines/a/kernels.so"))
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: engines/a/kernels.so: ")
+    assert os.strerror(number) in result.stderr
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EROFS]
+)
+def test_an_impossible_path_is_an_artifact_error_that_names_it(number: int) -> None:
+    result = run_failing(OSError(number, os.strerror(number), "q1.log/x"))
+    assert result.exit_code == 5
+    assert result.stderr.startswith("error: q1.log/x: the path ")
+    assert os.strerror(number) in result.stderr
+
+
+def test_a_missing_file_of_the_installation_is_a_bug(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inside = Path(errors.__file__).parent / "cli" / "gone.txt"
+    assert run_failing(FileNotFoundError(errno.ENOENT, "No such file or directory", str(inside))).exit_code == 70
+    assert run_failing(FileNotFoundError(errno.ENOENT, "No such file or directory")).exit_code == 70
 
 
 def test_an_interrupt_ends_like_the_shell_expects() -> None:
