@@ -7,7 +7,7 @@ import pytest
 import torch
 from golden.cases import V4, load_case, row_errors, same_argmax
 from golden.engines import Run, decoded, fed, longer_prompt, run_of
-from golden.gates import V4_GATE, check_bf16
+from golden.gates import V4_GATE
 
 
 @pytest.fixture(params=V4)
@@ -20,7 +20,6 @@ def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(row_errors(found, expected).max())
 
 
-# ---- profile wide ---------------------------------------------------------------------------------------------------
 def test_prompt_logits_are_the_golden_ones(run: Run) -> None:
     assert largest(run.rows(), run.case.golden["logits"]) < V4_GATE
 
@@ -91,14 +90,6 @@ def test_logits_with_quantised_cache_and_activations_are_the_golden_ones() -> No
     assert float(errors.median()) < V4_GATE
     assert float(errors.quantile(0.9)) < 0.5  # a moved activation is worth about 0.2
     assert same_argmax(logits, expected) >= 0.95
-
-
-# ---- profile bf16 ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", V4)
-def test_bf16_logits_with_pinned_selections_are_as_near_as_the_interpreters(name: str) -> None:
-    run = run_of(name, "bf16")
-    logits = torch.from_numpy(fed(run.llm, run.case.ids, pins=run.case.pins))
-    check_bf16(logits[run.case.golden["logits.rows"].long()], run.case.golden["logits"], name)
 
 
 # ---- MTP ------------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from golden.cases import V41, load_case, row_errors, same_argmax
+from golden.cases import V41, load_case, row_errors
 from golden.engines import Run, decoded, fed, longer_prompt, run_of, stacked
-from golden.gates import GATES, check, check_bf16, check_drafts, check_few
+from golden.gates import GATES, check, check_drafts, check_few
 from torch import Tensor
 
 
@@ -16,16 +16,10 @@ def run(request: pytest.FixtureRequest) -> Run:
     return run_of(request.param)
 
 
-@pytest.fixture(params=V41)
-def bf16(request: pytest.FixtureRequest) -> Run:
-    return run_of(request.param, "bf16")
-
-
 def few(run: Run, name: str, found: Tensor) -> None:
     check_few(found, name, run.case.golden[name], run.case.name, GATES[run.case.name])
 
 
-# ---- profile wide ---------------------------------------------------------------------------------------------------
 def test_prompt_logits_stay_within_the_f32_gates(run: Run) -> None:
     check(run.rows(), run.case.golden["logits"], GATES[run.case.name])
 
@@ -105,20 +99,3 @@ def test_rows_beyond_the_prompt_are_those_of_the_interpreter(name: str) -> None:
     ids = longer_prompt(run.case)
     found = torch.from_numpy(fed(run.llm, ids))
     check(found, load_case(name).session(torch.float64).feed(ids), GATES[name])
-
-
-# ---- profile bf16 ---------------------------------------------------------------------------------------------------
-def test_bf16_prompt_logits_stay_within_the_bf16_gates(bf16: Run) -> None:
-    g, gates = bf16.case.golden, GATES[bf16.case.name]
-    assert float(row_errors(bf16.rows(), g["logits"]).median()) <= gates.bf16_median
-    assert same_argmax(bf16.rows(), g["logits"]) >= gates.bf16_argmax
-    # Two bf16 runs with other summation orders part as far as either parts from f64.
-    logits = torch.from_numpy(bf16.logits)
-    assert float((logits.argmax(-1) == g["bf16.argmax"]).double().mean()) >= gates.bf16_argmax
-    assert float(row_errors(logits[-16:], g["bf16.logits_last16"]).median()) <= gates.bf16_median
-
-
-def test_bf16_logits_with_pinned_selections_are_as_near_as_the_interpreters(bf16: Run) -> None:
-    case = bf16.case
-    logits = torch.from_numpy(fed(bf16.llm, case.ids, pins=case.pins))[case.golden["logits.rows"].long()]
-    check_bf16(logits, case.golden["logits"], case.name)
