@@ -18,7 +18,8 @@ from deepinfer.errors import ArtifactError, DeepInferError, PlanError
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TOO_LARGE = errno.EFBIG
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_NO_PLACE = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
+_NO_PLACE = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG,
+                       errno.ELOOP})
 _OURS = Path(__file__).resolve().parent.parent
 
 

@@ -5,6 +5,7 @@ Nothing in it depends on the folder, the time or the machine's paths: equal inpu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,7 +18,10 @@ from deepinfer.errors import ArtifactError
 NAME, KIND = "manifest.json", "deepinfer-engine"
 FORMAT = 1
 READS = (1, 1)  # oldest and newest format that this version loads
+_TABLE_HEAD = b"deepinfer-launch "
+_COMMAND = "deepinfer-compile --model CHECKPOINT --out {out}, with the options that it was compiled with"
 _DIGEST, _FILES = "digest", "files"
+_ENTRIES = {NAME, "__init__.py", "__pycache__", "explain.json", "lib", "licenses", "src"}  # of an engine's folder
 
 
 def seal(content: Mapping[str, Any], folder: Path) -> bytes:
@@ -29,11 +33,34 @@ def seal(content: Mapping[str, Any], folder: Path) -> bytes:
 
 
 def is_engine(folder: Path) -> bool:
-    """Whether a folder is an engine of some format, whole or not."""
+    """Whether a folder is an engine of some format, whole or not: also one whose manifest is damaged or gone."""
+    return _says_engine(folder) or _bears_mark(folder)
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Whether a compile may replace a folder: an engine, and where only its remains say so, nothing but an engine's."""
+    if _says_engine(folder):
+        return True
+    with contextlib.suppress(OSError):
+        return {p.name for p in folder.iterdir()} <= _ENTRIES and _bears_mark(folder)
+    return False
+
+
+def _says_engine(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / NAME).read_bytes())["kind"] == KIND)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _bears_mark(folder: Path) -> bool:
+    """Whether what is left of a damaged engine tells it from a foreign folder."""
+    with contextlib.suppress(OSError):
+        if f'"kind": "{KIND}"'.encode() in (folder / NAME).read_bytes():
+            return True
+    with contextlib.suppress(OSError), (folder / "lib" / "launch.txt").open("rb") as table:
+        return table.read(len(_TABLE_HEAD)) == _TABLE_HEAD
+    return False
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -46,6 +73,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArtifactError("there is no such engine folder", where=str(folder),
                             next_step="check the path, or compile the engine")
     if not (folder / NAME).is_file():
+        if is_engine(folder):
+            raise _damaged(folder, NAME, "no file", {})
         raise ArtifactError("the folder is no engine", where=str(folder), found=f"no {NAME}",
                             next_step="give a folder that deepinfer-compile wrote")
     manifest = _read_json(folder)
@@ -60,15 +89,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def rebuild_command(manifest: Mapping[str, Any], folder: Path) -> str:
     """The command that compiles this engine again."""
-    return str(manifest.get("command", "deepinfer-compile --out {out}")).replace("{out}", str(folder))
+    return str(manifest.get("command", _COMMAND)).replace("{out}", str(folder))
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / NAME).read_bytes())
     except ValueError as error:
+        if not is_engine(folder):
+            raise ArtifactError("the folder is no engine", where=str(folder), found=f"a {NAME} that is no JSON",
+                                next_step="give a folder that deepinfer-compile wrote") from None
         raise _damaged(folder, NAME, f"no JSON ({error})", {}) from None
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        if is_engine(folder):
+            raise _damaged(folder, NAME, "another content than was written", {})
         raise ArtifactError("the folder is no engine", where=str(folder), found=f"another program's {NAME}",
                             next_step="give a folder that deepinfer-compile wrote")
     return manifest

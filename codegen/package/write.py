@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.metadata
 import json
 import keyword
@@ -13,13 +15,14 @@ from pathlib import Path
 import deepinfer
 from deepinfer.codegen.cache import Cache, sync
 from deepinfer.codegen.package.contents import EngineContents
-from deepinfer.codegen.package.manifest import NAME, is_engine, seal
+from deepinfer.codegen.package.manifest import NAME, is_replaceable, seal
 from deepinfer.codegen.package.wheel import write_wheel
 from deepinfer.disk import room_in
 from deepinfer.errors import ArtifactError, InternalError, SpecError
 from deepinfer.machine import cxx_compiler
 from deepinfer.runtime.native.build import LIBRARY, build_runner, compiler_name
 
+_ATTEMPTS = 16  # to take a place that other compiles take as well
 _INIT = Path(__file__).with_name("engine_init.py")
 _THIRD_PARTY = """\
 lib/runner.so contains parts of libstdc++ and libgcc, which are distributed under the GNU General Public License,
@@ -37,9 +40,33 @@ def check_out(out: Path) -> None:
         raise SpecError("the engine folder's name is what users import, so it has to be a free Python identifier",
                         where="--out", found=name, allowed="letters, digits and _, not beginning with a digit",
                         next_step=f"for example {out.with_name('my_engine')}")
-    if out.exists() and not is_engine(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise ArtifactError("the folder holds something that is no engine, and is not overwritten", where=str(out),
+    above = next(p for p in out.absolute().parents if p.exists())
+    blocking = next((p for p in (above, out) if p.is_file()), None)
+    if blocking is not None:
+        raise ArtifactError("there is a file where a folder has to be", where=str(out), found=blocking,
                             next_step="name another folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ArtifactError("the path may not be used", where=str(out), found=f"{above} may not be written",
+                            next_step="name another folder")
+    if _is_foreign(out):
+        raise _foreign(out)
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether something is there that no compile may replace; judged again when another compile has exchanged it."""
+    while True:
+        try:
+            seen = folder.stat().st_ino
+            foreign = any(folder.iterdir()) and not is_replaceable(folder)
+            if not foreign or folder.stat().st_ino == seen:
+                return foreign
+        except FileNotFoundError:
+            return False
+
+
+def _foreign(folder: Path) -> ArtifactError:
+    return ArtifactError("the folder holds something that is no engine, and is not overwritten", where=str(folder),
+                         next_step="name another folder")
 
 
 def write_engine(contents: EngineContents, out: Path, *, wheel: bool = False,
@@ -110,17 +137,28 @@ def _licences() -> dict[str, str]:
 
 
 def _exchange(aside: Path, place: Path) -> None:
-    """The new folder takes the place; an old engine is moved away first and removed after."""
-    old = None
-    if place.exists():
-        old = aside.with_name(aside.name + ".old")
-        os.rename(place, old)
-    try:
-        os.rename(aside, place)
-    except OSError:
-        if old is not None:
-            os.rename(old, place)
-        raise
-    sync(place.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    """The new folder takes the place; an old engine is moved away first and removed after.
+
+    Another compile may do the same at any moment: the last one to come has the place, each engine stays whole.
+    """
+    old = aside.with_name(aside.name + ".old")
+    for _ in range(_ATTEMPTS):
+        try:
+            with contextlib.suppress(FileNotFoundError):  # none is there, or another compile has it in hand
+                os.rename(place, old)
+                if _is_foreign(old):
+                    os.rename(old, place)
+                    raise _foreign(place)
+            os.rename(aside, place)
+            sync(place.parent)
+            return
+        except OSError as failure:
+            if old.exists():
+                with contextlib.suppress(OSError):  # another engine has the place: that one stays
+                    os.rename(old, place)
+            if failure.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
+    raise ArtifactError("other compiles write the same folder all the time", where=str(place),
+                        next_step="let them end, or name another folder")

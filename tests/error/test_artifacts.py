@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import deepinfer
 from deepinfer import accelerator
 from deepinfer.backends.base import Binary
 from deepinfer.backends.cpu.backend import BACKEND
+from deepinfer.cli import main
 from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.package import EngineContents, check_out, load_engine, write_engine
 from deepinfer.codegen.package import write as writing
@@ -131,6 +134,67 @@ def test_an_engine_is_replaced_and_anything_else_is_not(contents: EngineContents
         write_engine(contents, precious)
     assert (precious / "thesis.tex").read_text() == "years"
     assert sorted(p.name for p in engine.parent.iterdir()) == ["engine", "precious"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_of_two_compiles_into_one_folder_both_end_and_a_whole_engine_is_left(
+        contents: EngineContents, engine: Path, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, rename, others = tree(engine), os.rename, []
+    rival = Path(shutil.copytree(engine, engine.with_name("rival")))
+    if not there:
+        shutil.rmtree(engine)
+
+    def late(source: str | Path, target: str | Path) -> None:
+        if Path(target) == engine and not others:  # the other compile is done just before
+            others.append(rename(rival, engine))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    write_engine(contents, engine)
+    assert others and tree(engine) == expected
+    assert [p.name for p in engine.parent.iterdir()] == ["engine"]
+
+
+def test_a_folder_that_others_take_all_the_time_is_one_sentence(contents: EngineContents, engine: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    before, rename = tree(engine), os.rename
+
+    def refuse(source: str | Path, target: str | Path) -> None:
+        if Path(target) == engine and ".old" not in Path(source).name:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(source), None, str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(ArtifactError, match="other compiles write the same folder"):
+        write_engine(contents, engine)
+    assert tree(engine) == before
+    assert [p.name for p in engine.parent.iterdir()] == ["engine"]
+
+
+@pytest.mark.parametrize("place", ["q1.log", "q1.log/x", "q1.log/x/y"])
+def test_an_engine_inside_a_file_is_refused_before_anything_is_compiled(tmp_path: Path, place: str) -> None:
+    (tmp_path / "q1.log").write_text("a log")
+    out = tmp_path / place if "/" in place else (tmp_path / "q1.log").rename(tmp_path / "q1")
+    with pytest.raises(ArtifactError, match=f"{out}: there is a file where a folder has to be; found {tmp_path}/q1"):
+        check_out(out)
+
+
+@pytest.mark.parametrize("left", ["", "half", "{}"])
+def test_a_damaged_manifest_is_damage_and_the_advice_replaces_the_engine(contents: EngineContents, engine: Path,
+                                                                         left: str) -> None:
+    before, file = tree(engine), engine / NAME
+    file.write_text(file.read_text()[:2000] if left == "half" else left)
+    for message in (refused(engine), str(CliRunner().invoke(main, ["info", str(engine)]).stderr)):
+        assert f"{file}: the engine is damaged" in message
+        assert f"compile again: deepinfer-compile --model CHECKPOINT --out {engine}" in message
+    file.unlink()
+    assert f"{file}: the engine is damaged; found no file" in refused(engine)
+    (engine / "thesis.tex").write_text("years")
+    with pytest.raises(ArtifactError, match="is not overwritten"):
+        check_out(engine)
+    (engine / "thesis.tex").unlink()
+    write_engine(contents, engine)
+    assert tree(engine) == before
 
 
 @pytest.mark.parametrize("name", ["my-engine", "1st", "class", "deepinfer", "a b"])
@@ -262,6 +326,10 @@ def test_foreign_folders_are_told_from_damaged_ones(tmp_path: Path) -> None:
     for text in ("{}", "[]", '{"kind": "other"}'):
         (tmp_path / NAME).write_text(text)
         assert "another program's manifest.json" in refused(tmp_path)
+    (tmp_path / NAME).write_text("not JSON")
+    assert "a manifest.json that is no JSON" in refused(tmp_path)
+    with pytest.raises(ArtifactError, match="is not overwritten"):
+        check_out(tmp_path)
 
 
 def test_a_truncated_tokenizer_is_named_where_the_engram_tables_need_it(tmp_path: Path) -> None:
