@@ -22,7 +22,7 @@ from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
 from deepinfer.runtime.progress import GenerationProgress
-from deepinfer.runtime.sampling_params import SamplingParams, check_text
+from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
@@ -57,8 +57,8 @@ class LLM:
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
                  progress: bool = True) -> None:
-        for option, value in (("max_num_seqs", max_num_seqs), ("num_blocks", num_blocks), ("threads", threads)):
-            _check_size(option, value)
+        _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
+                         spill_bytes=spill_bytes)
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
@@ -150,7 +150,7 @@ class LLM:
         listed = _listed(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
         if priority is not None and not (isinstance(priority, list | tuple | np.ndarray)
-                                         and all(_is_whole(p) for p in priority)):
+                                         and all(is_whole(p) for p in priority)):
             raise RequestError("whole numbers, one for each prompt, are needed", where="priority",
                                found=repr(priority))
         for name, given in (("sampling_params", each), ("priority", priority)):
@@ -211,16 +211,19 @@ def _package(engine: str | Path | ModuleType | Package) -> Package:
     return engine
 
 
-def _check_size(option: str, value: Any) -> None:
-    if value is not None and not _is_whole(value):
-        raise RequestError("a whole number is needed", where=option, found=repr(value))
-    if option == "threads" and value is not None and value < 1:
-        raise PlanError("an engine runs on at least one thread", where=option, found=value, allowed=">= 1",
-                        next_step="leave it out for all processors that this process may use")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _check_arguments(checkpoint: Any, **numbers: Any) -> None:
+    """What no engine has to be asked about: kinds of the arguments, and numbers that are never right."""
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        raise RequestError("a folder or a hub id is needed", where="checkpoint", found=repr(checkpoint))
+    for name, value in numbers.items():
+        if value is not None:
+            require_whole(name, value)
+    if numbers["threads"] is not None and numbers["threads"] < 1:
+        raise PlanError("an engine runs on at least one thread", where="threads", found=numbers["threads"],
+                        allowed=">= 1", next_step="leave it out for all processors that this process may use")
+    if numbers["spill_bytes"] is None or numbers["spill_bytes"] < 0:
+        raise PlanError("memory cannot be less than nothing", where="spill_bytes", found=numbers["spill_bytes"],
+                        allowed=">= 0", next_step="0 spills nothing")
 
 
 def _slots(plan: EnginePlan, asked: int | None) -> int:
@@ -262,13 +265,13 @@ def _listed(prompts: Any) -> list[Any]:
     listed = list(prompts)
     if not listed:
         raise RequestError("there is no prompt", where="prompts", next_step="send at least one token")
-    if all(_is_whole(p) for p in listed):
+    if all(is_whole(p) for p in listed):
         return [listed]
     for at, p in enumerate(listed):
         if not isinstance(p, str) and not (isinstance(p, list | tuple | np.ndarray)
-                                           and all(_is_whole(i) for i in p)):
+                                           and all(is_whole(i) for i in p)):
             found = type(p).__name__
             if isinstance(p, list | tuple | np.ndarray):
-                found = f"{found} with {next(type(i).__name__ for i in p if not _is_whole(i))}"
+                found = f"{found} with {next(type(i).__name__ for i in p if not is_whole(i))}"
             raise RequestError(_NO_PROMPT, where=f"prompts[{at}]", found=found)
     return listed

@@ -88,6 +88,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), -1)
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise RequestError("True or False is needed", where=name, found=repr(getattr(self, name)))
         self._check_lists()
         if self.greedy and self.n > 1:
             raise RequestError("several answers at temperature 0 would be equal", where="n", found=self.n, allowed=1,
@@ -157,9 +160,19 @@ def _items(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def require_whole(name: str, value: Any) -> None:
+    """RequestError when a value is no whole number."""
+    if not is_whole(value):
         raise RequestError("a whole number is needed", where=name, found=repr(value))
+
+
+def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    require_whole(name, value)
     if value < low or (high is not None and value > high):
         raise RequestError("out of range", where=name, found=value, allowed=_range(low, high))
 

@@ -15,6 +15,7 @@ from deepinfer.runtime.engine_core import EngineCore, fill
 from deepinfer.runtime.memory import Holding
 from deepinfer.runtime.plan import EXACT, OFF, ReplayOption
 from deepinfer.runtime.sampling import NOT_FINITE, bad_logits
+from deepinfer.runtime.sampling_params import is_whole, require_whole
 from deepinfer.runtime.sequence import TokenIds
 
 Pins = Mapping[str, ArrayLike]
@@ -142,9 +143,12 @@ class Session:
         """
         with self._core.lock:
             holding = self._alive()
+            if rerun is not None:
+                require_whole("rerun", rerun)
             if rerun is not None and rerun < self._core.plan.window:
                 raise RequestError("a row reads a whole window", where="rerun", found=rerun,
                                    allowed=f">= {self._core.plan.window}")
+            require_whole("adopt", tokens)
             self._clock.adopt(tokens, rerun)
             self._ids.cut(tokens)
             self._core.memory.shorten(holding, tokens)
@@ -153,6 +157,7 @@ class Session:
         """Take back everything from position ``tokens`` on, a few rows at most (what a rejected draft may be)."""
         with self._core.lock:
             self._alive()
+            require_whole("rewind", tokens)
             self._clock.rewind(tokens)
             self._ids.cut(tokens)
 
@@ -203,13 +208,21 @@ class Session:
 
     def _wanted(self, wanted: int | None, new: int) -> int:
         """Last rows whose logits have to be what the replay option promises."""
+        if wanted is not None:
+            require_whole("wanted", wanted)
         if wanted is not None and not 0 <= wanted <= new:
             raise RequestError("logits of rows that do not run", where="wanted", found=wanted, allowed=f"0..{new}")
         return new if wanted is None and self.replay == OFF else max(1, wanted or 1)
 
     def _checked(self, ids: Sequence[int] | NDArray[np.int64], beyond: int = 0) -> NDArray[np.int64]:
         plan = self._core.plan
-        new = np.asarray(ids)
+        try:
+            new = np.asarray(ids)
+        except ValueError:  # rows of unequal lengths
+            raise RequestError("a list of at least one token id is needed", where="feed",
+                               found="lists inside the list") from None
+        if isinstance(ids, list | tuple) and any(isinstance(i, bool) for i in ids):
+            raise RequestError("token ids are whole numbers", where="feed", found="bool")
         if new.ndim != 1 or not len(new):
             raise RequestError("a list of at least one token id is needed", where="feed", found=f"shape {new.shape}")
         if not np.issubdtype(new.dtype, np.integer):
@@ -226,6 +239,8 @@ class Session:
 
     def _check_pins(self, pins: Pins | None, rows: int) -> dict[str, NDArray[np.int32]]:
         held: dict[str, NDArray[np.int32]] = {}
+        if pins is not None and not isinstance(pins, Mapping):
+            raise RequestError("a mapping from names to arrays is needed", where="pins", found=type(pins).__name__)
         for name, values in (pins or {}).items():
             pin = self._core.plan.pins.get(name)
             if pin is None:
@@ -241,8 +256,8 @@ class Session:
     def _sizes(self, chunk: int | Sequence[int] | None) -> list[int]:
         if chunk is None:
             return [self._core.plan.limits["step"]]
-        sizes = [chunk] if isinstance(chunk, int) else list(chunk)
-        if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        sizes = list(chunk) if isinstance(chunk, Sequence) else [chunk]
+        if not sizes or any(not is_whole(size) or size < 1 for size in sizes):
             raise RequestError("chunks have at least one row", where="chunk", found=chunk)
         return sizes
 

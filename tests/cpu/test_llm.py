@@ -261,13 +261,16 @@ def test_a_closed_engine_says_so(llm: LLM) -> None:
 @pytest.mark.parametrize(("engine", "options", "kind", "sentence"), [
     (5, {}, RequestError, "engine: not an engine; found int; allowed"),
     (None, {"threads": 0}, PlanError, "threads: an engine runs on at least one thread; found 0; allowed >= 1"),
+    (None, {"spill_bytes": -1}, PlanError, "spill_bytes: memory cannot be less than nothing; found -1"),
+    (None, {"seed": "x"}, RequestError, "seed: a whole number is needed; found 'x'"),
+    (None, {"checkpoint": 5}, RequestError, "checkpoint: a folder or a hub id is needed; found 5"),
     (None, {"threads": True}, RequestError, "threads: a whole number is needed; found True"),
     (None, {"num_blocks": "8"}, RequestError, "num_blocks: a whole number is needed; found '8'"),
 ])
 def test_arguments_of_the_wrong_kind_are_refused(engine: Any, options: dict[str, Any], kind: type[Exception],
                                                  sentence: str) -> None:
     with pytest.raises(kind) as found:
-        LLM(engine or WitnessPackage(PLAN), CASE, **options)
+        LLM(engine or WitnessPackage(PLAN), **{"checkpoint": CASE} | options)
     assert str(found.value).startswith(sentence)
 
 

@@ -186,6 +186,7 @@ def test_rows_without_a_largest_finite_number_are_found() -> None:
     ({"max_tokens": 0}, "max_tokens: out of range; found 0; allowed >= 1"),
     ({"min_tokens": 17}, "min_tokens: out of range; found 17; allowed >= 0 and <= 16"),
     ({"logprobs": -2}, "logprobs: out of range; found -2; allowed >= -1"),
+    ({"ignore_eos": "no"}, "ignore_eos: True or False is needed; found 'no'"),
     ({"stop": 5}, "stop: a list is needed; found 5"),
     ({"stop": "a\ud800"}, "stop, character 1: the text holds a lone surrogate; found U+D800; decode the text"),
     ({"bad_words": 5}, "bad_words: a list is needed; found 5"),

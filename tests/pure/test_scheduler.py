@@ -222,6 +222,25 @@ def test_a_session_never_returns_logits_that_are_not_finite_and_ends_no_other_on
         broken.feed([4])
 
 
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda s: s.feed([5, True]), "feed: token ids are whole numbers; found bool"),
+    (lambda s: s.feed([5, [6]]), "feed: a list of at least one token id is needed; found lists inside the list"),
+    (lambda s: s.feed([5], wanted="1"), "wanted: a whole number is needed; found '1'"),
+    (lambda s: s.feed([5], pins=5), "pins: a mapping from names to arrays is needed; found int"),
+    (lambda s: s.feed([5], chunk=1.5), "chunk: chunks have at least one row; found 1.5"),
+    (lambda s: s.feed([5], chunk=True), "chunk: chunks have at least one row; found True"),
+    (lambda s: s.adopt(None), "adopt: a whole number is needed; found None"),
+    (lambda s: s.rewind("1"), "rewind: a whole number is needed; found '1'"),
+])
+def test_a_session_refuses_arguments_of_the_wrong_kind_and_goes_on(call: Any, sentence: str) -> None:
+    with Session(core()) as s:
+        s.feed([1, 2])
+        with pytest.raises(RequestError) as found:
+            call(s)
+        assert str(found.value).startswith(sentence)
+        assert np.array_equal(s.feed([3]), Reference(PLAN).feed([1, 2, 3], None)[2:])
+
+
 def test_after_close_requests_and_sessions_are_refused_in_a_sentence() -> None:
     c = core()
     kept, request = Session(c), c.make("r", [1, 2], SamplingParams(max_tokens=9))
