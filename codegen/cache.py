@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepinfer.disk import room_in
+from deepinfer.disk import no_room, of_the_machine, room_in
 
 VARIABLE = "DEEPINFER_CACHE_DIR"
-ADVICE = f"free space there, or name another cache folder with {VARIABLE}"
+_ELSEWHERE = f"name another cache folder with {VARIABLE}"
+ADVICE = f"free space there, or {_ELSEWHERE}"
 _KEY, _SUMS, _ASIDE = "key.json", "sums.json", ".making-"
 _ABANDONED_SECONDS = 24 * 3600  # no compile takes a day: an older unfinished entry is a crash's
 
@@ -86,7 +87,8 @@ class Cache:
     def fetch(self, key: Mapping[str, Any], make: Callable[[Path], None]) -> Entry:
         """The entry of ``key``, made by ``make`` when it is absent or damaged.
 
-        Raises PlanError, which names the cache's folder, when there is no room for it.
+        Raises PlanError, which names the cache's folder, when there is no room for it, ArtifactError when that folder
+        cannot be made.
         """
         found = self.lookup(key)
         if found is not None:
@@ -97,7 +99,12 @@ class Cache:
             return self._make(digest, place, key, make)
 
     def _make(self, digest: str, place: Path, key: Mapping[str, Any], make: Callable[[Path], None]) -> Entry:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            if no_room(failure, self.root, ADVICE) is None:
+                raise of_the_machine(failure, _ELSEWHERE) or failure from None
+            raise
         self._sweep(place.parent)
         aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=place.parent))
         try:

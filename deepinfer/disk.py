@@ -20,6 +20,7 @@ _TOO_LARGE = errno.EFBIG
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_PLACE = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG,
                        errno.ELOOP})
+_RAISE_LIMIT = "raise the limit (`ulimit -f`), or choose a folder on another file system"
 _OURS = Path(__file__).resolve().parent.parent
 
 
@@ -29,21 +30,21 @@ def no_room(failure: OSError, where: object, next_step: str) -> PlanError | None
         return PlanError("no space is left", where=where, found=failure.strerror, next_step=next_step)
     if failure.errno == _TOO_LARGE:
         return PlanError("a file would be larger than this process may write", where=where, found=failure.strerror,
-                         next_step="raise the limit (`ulimit -f`), or choose a folder on another file system")
+                         next_step=_RAISE_LIMIT)
     return None
 
 
-def of_the_machine(failure: OSError) -> DeepInferError | None:
+def of_the_machine(failure: OSError, next_step: str = "choose another path") -> DeepInferError | None:
     """The error for a path that the user has to change; None where it is ours or no path is named."""
     room = no_room(failure, failure.filename2 or failure.filename or "disk", "free space or choose another folder")
     if room is not None:
         return room
     if failure.errno in _NO_ACCESS:
         return ArtifactError("the path may not be used", where=failure.filename or "disk", found=failure.strerror,
-                             next_step="choose another folder")
+                             next_step=next_step)
     if failure.errno in _NO_PLACE and isinstance(failure.filename, str | os.PathLike) and not _is_ours(failure):
         return ArtifactError("the path cannot be used", where=failure.filename, found=failure.strerror,
-                             next_step="choose another path")
+                             next_step=next_step)
     return None
 
 
@@ -59,10 +60,13 @@ def room_in(folder: Path, next_step: str) -> Iterator[None]:
         raise room from failure
 
 
-def says_no_room(message: str) -> bool:
-    """Whether a program's message (in the C locale) is about a full disk or a limit on file sizes."""
-    words = [os.strerror(number) for number in (*_NO_SPACE, _TOO_LARGE)]
-    return any(w in message for w in (*words, signal.strsignal(signal.SIGXFSZ) or words[0]))
+def no_room_said(message: str, next_step: str) -> str | None:
+    """What to do about a program's message (in the C locale) of a full disk, ``next_step``, or of a limit on file
+    sizes; None for any other message."""
+    if any(os.strerror(number) in message for number in _NO_SPACE):
+        return next_step
+    limit = (os.strerror(_TOO_LARGE), signal.strsignal(signal.SIGXFSZ) or "SIGXFSZ")
+    return _RAISE_LIMIT if any(words in message for words in limit) else None
 
 
 def _is_ours(failure: OSError) -> bool:

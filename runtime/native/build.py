@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from deepinfer.codegen.cache import ADVICE, Cache, Entry, file_digest
-from deepinfer.disk import says_no_room
+from deepinfer.disk import no_room_said
 from deepinfer.errors import InternalError, PlanError, ToolchainError
 from deepinfer.machine import GXX_MINIMUM, cxx_compiler
 
@@ -63,12 +63,13 @@ def run_compiler(command: list[str], cwd: Path, what: str, cache: Path) -> None:
     if done.returncode == 0:
         return
     lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
-    full = next((line for line in lines if says_no_room(line)), None)
-    if full is not None:
-        temporary = tempfile.gettempdir()
-        elsewhere = temporary if f"{temporary}/" in full and str(cache) not in full else None
-        raise PlanError(f"the C++ compiler finds no room to build {what}", where=elsewhere or cache, found=full[:300],
-                        next_step="free space there, or set TMPDIR to another folder" if elsewhere else ADVICE)
+    temporary = tempfile.gettempdir()
+    for line in lines:
+        elsewhere = f"{temporary}/" in line and str(cache) not in line
+        step = no_room_said(line, "free space there, or set TMPDIR to another folder" if elsewhere else ADVICE)
+        if step is not None:
+            raise PlanError(f"the C++ compiler finds no room to build {what}", where=temporary if elsewhere else cache,
+                            found=line[:300], next_step=step)
     first = next((line for line in lines if "error" in line), lines[0])
     raise ToolchainError(f"the C++ compiler does not build {what}", where=command[0], found=first[:300],
                          next_step=f"use g++ {GXX_MINIMUM} or newer; if it is, please report this")

@@ -91,6 +91,7 @@ esac
             build()
         assert e.value.where == cache.root
         assert e.value.found == complaint
+        assert ("ulimit" in str(e.value)) == ("No space" not in complaint)
 
 
 def test_a_compiler_whose_temporary_folder_is_full_names_that_one(tmp_path: Path) -> None:

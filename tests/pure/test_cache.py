@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.codegen.cache import Cache, digest_of
-from deepinfer.errors import PlanError
+from deepinfer.errors import ArtifactError, PlanError
 
 KEY = {"source": "abc", "flags": ["-O2"]}
 
@@ -69,6 +69,12 @@ def test_a_full_disk_names_the_cache_and_how_to_move_it(tmp_path: Path, number: 
     assert caught.value.where == tmp_path
     assert number == errno.EFBIG or "DEEPINFER_CACHE_DIR" in str(caught.value)
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_cache_in_an_impossible_place_says_how_to_move_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=f"{tmp_path}/file/cache.*Not a directory; name .* DEEPINFER_CACHE_DIR"):
+        Cache(tmp_path / "file" / "cache").fetch(KEY, never)
 
 
 def test_a_lost_race_takes_the_winner_s_entry(tmp_path: Path) -> None:

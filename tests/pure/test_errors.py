@@ -118,7 +118,8 @@ def test_a_copy_without_room_names_its_destination(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.EROFS]
+    "number",
+    [errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.EROFS],
 )
 def test_an_impossible_path_is_an_artifact_error_that_names_it(number: int) -> None:
     result = run_failing(OSError(number, os.strerror(number), "q1.log/x"))
