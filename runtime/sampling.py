@@ -204,7 +204,9 @@ def sequence_key(seed: int, answer: int) -> int:
 
 
 def encode_bad_words(words: Sequence[str], encode: object) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of texts that must not be completed, at the start of a word and inside one."""
+    """Token sequences that must not be completed: each text as the tokenizer cuts it, alone and behind a blank.
+
+    Other tokens that spell the same text are not among them."""
     if not callable(encode):
         return ()
     found: dict[tuple[int, ...], None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from deepinfer.backends.cpu.backend import BACKEND
 from deepinfer.codegen.lower import lower
 from deepinfer.codegen.package import EngineContents, EnginePackage, load_engine, write_engine
 from deepinfer.dsl import Config, EngineOptions
+from deepinfer.dsl.params import ParamDecl
+from deepinfer.dsl.types import f32
 from deepinfer.errors import ArtifactError, PlanError
 from deepinfer.model_specs.registry import build_model
 from deepinfer.runtime.checkpoint import fetch_weights, open_checkpoint, room
@@ -98,6 +101,21 @@ def test_wrong_tensors_are_named(engine: EnginePackage, folder: Path, what: Call
         bound(engine, folder)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_lookup_tables_too_large_to_be_looked_at_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"table": np.full((4, 8), np.nan, np.float32)}, tmp_path / "model.safetensors")
+    params = [ParamDecl("table", (4, 8), f32, table=True)]
+    model = {"config": {}, "ignored": [], "derive": {}}
+    with pytest.raises(ArtifactError, match="table: the tensor holds a NaN"):
+        bind_weights(open_checkpoint(tmp_path), params, model)
+    for module in ("bind", "scan"):
+        monkeypatch.setattr(f"deepinfer.runtime.checkpoint.{module}.SMALL_TABLES", 127)
+    with caplog.at_level(logging.INFO, "deepinfer"):
+        bind_weights(open_checkpoint(tmp_path), params, model)
+    assert [m for m in caplog.messages if m.startswith("tables")] == ["tables_not_scanned bytes=128 limit=127"]
 
 
 def test_a_truncated_file_is_named(engine: EnginePackage, folder: Path) -> None:
