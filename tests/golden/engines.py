@@ -87,12 +87,12 @@ def together(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Logits]:
     return np.split(logits, np.cumsum([len(ids) for ids in prompts])[:-1])
 
 
-def longer_prompt(case: Case) -> list[int]:
-    """``BEYOND`` ids that begin with the prompt: the golden greedy tokens follow, then drawn ones."""
+def longer_prompt(case: Case, rows: int = BEYOND) -> list[int]:
+    """``rows`` ids that begin with the prompt: the golden greedy tokens follow, then drawn ones."""
     g = case.golden
     greedy = g["greedy.tokens" if "greedy.tokens" in g else "greedy_ids"].tolist()
-    drawn = torch.randint(3, 200, (BEYOND,), generator=torch.Generator().manual_seed(9)).tolist()
-    return [*case.ids, *greedy, *drawn][:BEYOND]
+    drawn = torch.randint(3, 200, (rows,), generator=torch.Generator().manual_seed(9)).tolist()
+    return [*case.ids, *greedy, *drawn][:rows]
 
 
 def decoded(session: Session, row: Logits, expected: Sequence[int]) -> tuple[list[int], Tensor, list[Any]]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden.engines import Run, fed, lengths, llm_of, longer_prompt, run_of, together
+from compiled import checkpoint_of, engine_of
+from golden.engines import LIMITS, Run, fed, lengths, llm_of, longer_prompt, run_of, together
+
+from deepinfer import LLM
 
 CHUNKS: tuple[Any, ...] = (1, 7, 16, 64, 128, [13, 1, 127])
 # Every case in f32; in bf16 those whose kernels differ most: packed weights and activations, and the second spec.
@@ -37,6 +40,23 @@ def test_threads_change_no_bit(run: Run) -> None:
     for threads in (2, 3):
         llm = llm_of(run.case.name, run.profile, threads)
         assert np.array_equal(fed(llm, run.case.ids[:150]), run.logits[:150]), threads
+
+
+def test_tiles_of_row_loops_change_no_bit(run: Run) -> None:
+    """With little room inside a loop it takes some rows at a time; in all other tests a step is one tile."""
+    engine = engine_of(run.case.name, workspace_bytes=1, profile=run.profile, **LIMITS)
+    ids = longer_prompt(run.case, 700)
+    lines = (engine / "lib" / "launch.txt").read_text().splitlines()
+    loops = [int(line.split()[2]) for line in lines if line.startswith("loop ")]
+    assert loops and max(loops) < len(ids)
+    expected = fed(run.llm, ids)
+    for threads in (1, 2):
+        with LLM(engine, checkpoint_of(run.case.name), threads=threads, progress=False) as llm:
+            assert np.array_equal(fed(llm, ids), expected), threads
+            assert np.array_equal(fed(llm, ids, chunk=[530, 1, 67]), expected), threads
+            parts = [ids[:150], ids[40:41], ids[:540]]
+            for prompt, rows in zip(parts, together(llm, parts), strict=True):
+                assert np.array_equal(rows, fed(run.llm, prompt)), (threads, len(prompt))
 
 
 def test_every_length_gives_the_rows_of_a_longer_prompt(run: Run) -> None:
