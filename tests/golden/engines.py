@@ -15,7 +15,7 @@ from golden.cases import Case, load_case
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer import LLM
+from deepinfer import LLM, SamplingParams
 from deepinfer.runtime.clock import Part
 from deepinfer.runtime.engine_core import fill
 from deepinfer.runtime.sequence import TokenIds
@@ -106,6 +106,18 @@ def decoded(session: Session, row: Logits, expected: Sequence[int]) -> tuple[lis
         row = session.feed([token])[-1]
         following.append(torch.from_numpy(row))
     return tokens, torch.stack(following), drafts
+
+
+def generated(llm: LLM, ids: Sequence[int], tokens: int) -> list[int]:
+    """Greedy continuation of a prompt that runs amid shorter ones."""
+    prompts = [ids[:33], ids, ids[:1], ids[:128], ids]
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params, progress=False)]
+    assert outputs[1] == outputs[4]
+    for prompt, found in zip(prompts, outputs, strict=True):
+        rows = fed(llm, [*prompt, *found[:-1]])[len(prompt) - 1:]
+        assert rows.argmax(-1).tolist() == found
+    return outputs[1]
 
 
 def stacked(drafts: Sequence[Any], name: str) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from golden.cases import V4, load_case, row_errors, same_argmax
-from golden.engines import Run, decoded, fed, longer_prompt, run_of
+from golden.engines import Run, decoded, fed, generated, longer_prompt, run_of
 from golden.gates import V4_GATE
 
 
@@ -38,6 +38,11 @@ def test_greedy_tokens_and_logits_are_the_golden_ones(run: Run) -> None:
     assert tokens == expected
     found = torch.cat((torch.from_numpy(run.logits[-1:]), following[:-1]))
     assert largest(found, g["greedy_logits"]) < V4_GATE
+
+
+def test_a_batch_is_answered_with_the_golden_tokens(run: Run) -> None:
+    expected = run.case.golden["greedy_ids"].tolist()
+    assert generated(run.llm, run.case.ids, len(expected)) == expected
 
 
 @pytest.mark.parametrize("name", ["v4_case_a", "v4_case_d"])

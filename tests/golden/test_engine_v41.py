@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from golden.cases import V41, load_case, row_errors
-from golden.engines import Run, decoded, fed, longer_prompt, run_of, stacked
+from golden.engines import Run, decoded, fed, generated, longer_prompt, run_of, stacked
 from golden.gates import GATES, check, check_drafts, check_few
 from torch import Tensor
 
@@ -53,6 +53,11 @@ def test_greedy_tokens_and_drafts_are_the_golden_ones(run: Run) -> None:
     few(run, "draft.base_logits0", torch.from_numpy(drafts[0].base_logits))
     check_drafts(stacked(drafts, "tokens"), stacked(drafts, "logits"), stacked(drafts, "confidence"),
                  g["draft.tokens"].long(), g["draft.confidence"], gates)
+
+
+def test_a_batch_is_answered_with_the_golden_tokens(run: Run) -> None:
+    expected = run.case.golden["greedy.tokens"].tolist()
+    assert generated(run.llm, run.case.ids, len(expected)) == expected
 
 
 @pytest.mark.parametrize("chunk", [None, 37])
