@@ -89,8 +89,13 @@ def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: M
     drafts = measure.speculate(backbone, draft, sequences, PROMPT, mode)
     size = draft.shape.dspark_block_size
     fit, judged = measure.part(drafts, True), measure.part(drafts, False)
-    temperatures = measure.calibrate(fit)
-    plain = [1.0] * size
+    temperatures, plain = measure.calibrate(fit), [1.0] * size
+
+    def errors(scale: list[float]) -> list[float]:
+        return [measure.calibration_error(judged, scale[: i + 1]) for i in range(size)]
+
+    if sum(errors(temperatures)) >= sum(errors(plain)):
+        temperatures = plain  # the head was calibrated; what the search found was noise
     return {
         "prompts": len(sequences),
         "prompt_tokens": PROMPT,
@@ -102,8 +107,8 @@ def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: M
         "acceptance_by_position": measure.acceptance_by_position(drafts),
         "confidence_auc": measure.area_under_curve(drafts),
         "temperatures": temperatures,
-        "calibration_error_before": [measure.calibration_error(judged, plain[: i + 1]) for i in range(size)],
-        "calibration_error_after": [measure.calibration_error(judged, temperatures[: i + 1]) for i in range(size)],
+        "calibration_error_before": errors(plain),
+        "calibration_error_after": errors(temperatures),
     }
 
 
