@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,16 @@ def test_pinned_selections_are_the_ones_that_count(kind: str) -> None:
     golden, moved = (fed(run.llm, run.case.ids, pins={name: p}) for p in (run.case.pins[name], other))
     assert np.array_equal(golden[:200], moved[:200])
     assert float(np.abs(golden[200:] - moved[200:]).max()) > 0.01
+
+
+@pytest.mark.parametrize("replay", ["off", 44])
+def test_pinned_selections_keep_to_their_rows_in_chunks(replay: Any) -> None:
+    """Selections of layers that compute kept rows only are given for all rows too."""
+    run = run_of("v41_a_f32")
+    moved = {name: p.roll(7, 0) for name, p in run.case.pins.items() if name.startswith("experts")}
+    whole, parts = (fed(run.llm, run.case.ids, replay=replay, pins=moved, chunk=c) for c in (None, [50, 1, 7]))
+    assert np.array_equal(whole, parts)
+    assert not np.array_equal(whole, run.logits[-len(whole):])
 
 
 def test_greedy_tokens_and_drafts_are_the_golden_ones(run: Run) -> None:
