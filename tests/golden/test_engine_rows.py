@@ -42,8 +42,10 @@ def test_threads_change_no_bit(run: Run) -> None:
         assert np.array_equal(fed(llm, run.case.ids[:150]), run.logits[:150]), threads
 
 
-def test_tiles_of_row_loops_change_no_bit(run: Run) -> None:
+@pytest.mark.parametrize(("name", "profile"), [("v41_a_f32", "wide"), ("v41_c_quant", "bf16"), ("v4_case_d", "bf16")])
+def test_tiles_of_row_loops_change_no_bit(name: str, profile: str) -> None:
     """With little room inside a loop it takes some rows at a time; in all other tests a step is one tile."""
+    run = run_of(name, profile)
     engine = engine_of(run.case.name, workspace_bytes=1, profile=run.profile, **LIMITS)
     ids = longer_prompt(run.case, 700)
     lines = (engine / "lib" / "launch.txt").read_text().splitlines()
