@@ -87,6 +87,18 @@ def together(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Logits]:
     return np.split(logits, np.cumsum([len(ids) for ids in prompts])[:-1])
 
 
+def drafted_together(llm: LLM, sessions: Sequence[Session], anchors: Sequence[int]) -> list[Logits]:
+    """Draft logits of several sequences whose blocks are all of one step."""
+    core, plan = llm.core, llm.plan
+    core.batch.clear()
+    for s, anchor in zip(sessions, anchors, strict=True):
+        part, holding = s._clock.draft(plan.draft_tokens), s._holding
+        assert holding is not None
+        ids = TokenIds([*s.token_ids, anchor, *[plan.draft_filler] * (plan.draft_tokens - 1)], 0)
+        fill(core.batch, part, ids, holding.slot, holding.blocks, plan.lookback)
+    return list(np.array(core.engine.run("draft", core.batch)["draft_logits"]))
+
+
 def longer_prompt(case: Case, rows: int = BEYOND) -> list[int]:
     """``rows`` ids that begin with the prompt: the golden greedy tokens follow, then drawn ones."""
     g = case.golden

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled import checkpoint_of, engine_of
-from golden.engines import LIMITS, Run, fed, lengths, llm_of, longer_prompt, run_of, together
+from golden.engines import LIMITS, Run, drafted_together, fed, lengths, llm_of, longer_prompt, run_of, together
 
 from deepinfer import LLM
 
@@ -34,6 +34,19 @@ def test_a_row_in_a_batch_is_bit_equal_to_the_row_alone(run: Run) -> None:
     parts = [ids[:1], ids[100:133], ids[7:9], ids[:128], ids[30:250], ids[3:20], ids[:33]]
     for prompt, rows in zip(parts, together(run.llm, parts), strict=True):
         assert np.array_equal(rows, fed(run.llm, prompt)), len(prompt)
+
+
+@pytest.mark.parametrize("name", ["v41_a_f32", "v41_c_quant", "v4_case_d", "v4_mtp"])
+def test_a_draft_in_a_batch_is_bit_equal_to_the_draft_alone(name: str) -> None:
+    run = run_of(name)
+    with run.after_prompt() as a, run.llm.session() as b, run.llm.session() as c:
+        b.feed(run.case.ids[:1])
+        c.feed(run.case.ids[5:138])
+        alone = [s.draft(anchor).logits for s, anchor in ((a, 9), (b, 8), (c, 7))]
+        for order in ((0, 1, 2), (2, 0), (1,)):
+            found = drafted_together(run.llm, [(a, b, c)[i] for i in order], [(9, 8, 7)[i] for i in order])
+            for i, logits in zip(order, found, strict=True):
+                assert np.array_equal(logits, alone[i]), (order, i)
 
 
 def test_threads_change_no_bit(run: Run) -> None:

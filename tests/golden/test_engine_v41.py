@@ -110,6 +110,18 @@ def test_replaying_the_whole_prefix_is_a_plain_run(run: Run) -> None:
         assert np.array_equal(s.feed(run.case.ids[cached:]), run.logits[cached:])
 
 
+def test_quantised_inputs_of_the_output_projection_are_the_interpreters() -> None:
+    """As in production; the golden runs have the reference's. Until a value falls another way in f32 than in f64 the
+    rows are equal, behind it they part no further than these two."""
+    run, production = run_of("v41_c_quant", wo_a_input="production"), {"wo_a_input": "production"}
+    f32, f64 = (run.case.session(dtype, **production).feed(run.case.ids) for dtype in (torch.float32, torch.float64))
+    errors, between = row_errors(torch.from_numpy(run.logits), f32), row_errors(f32, f64)
+    same = int((between > 1e-4).nonzero()[0])
+    assert same > 10 and float(errors[:same].max()) < 1e-4
+    assert float(errors.median()) < 3 * float(between.median())
+    assert float(row_errors(run.rows(), run.case.golden["logits"])[:same].min()) > 1e-3  # it is another model
+
+
 @pytest.mark.parametrize("name", V41[:2])
 def test_rows_beyond_the_prompt_are_those_of_the_interpreter(name: str) -> None:
     run = run_of(name)
