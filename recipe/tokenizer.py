@@ -81,6 +81,11 @@ class RecipeTokenizer:
                 next_step="use the tokenizer.json of the model that the prompt is for",
             ) from None
 
+    @property
+    def cuts_are_known(self) -> bool:
+        """Whether this is a published file, whose texts may be cut for several workers without changing an id."""
+        return self.sha256 in (V4_SHA256, V41_SHA256)
+
     def encode(self, text: str, *, workers: int = 1) -> list[int]:
         """Ids of plain text; no control token comes out of it, whatever it spells."""
         return encode_parallel(self._plain, text, workers)

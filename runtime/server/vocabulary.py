@@ -7,7 +7,6 @@ from pathlib import Path
 
 from deepinfer.errors import ArtifactError, RequestError
 from deepinfer.recipe import DIALECTS, ConvertedRequest, Dialect, RecipeTokenizer, TokenizerError, render, render_fim
-from deepinfer.recipe.tokenizer import V4_SHA256, V41_SHA256
 
 _NOT_NEEDED = {"image", "reminder"}  # no text prompt of every conversation holds them
 _WORKERS = 2  # threads for one long text, where the cuts are known to be harmless
@@ -23,8 +22,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: RecipeTokenizer | None, dialect: str | None = None) -> None:
         self._tokenizer = tokenizer
-        published = tokenizer is not None and tokenizer.sha256 in (V4_SHA256, V41_SHA256)
-        self._workers = _WORKERS if published else 1
+        self._workers = _WORKERS if tokenizer is not None and tokenizer.cuts_are_known else 1
         self.dialect: Dialect | None = None
         if dialect is not None:
             self.dialect = DIALECTS[dialect]
