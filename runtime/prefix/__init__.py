@@ -1,0 +1,1 @@
+"""The prefix cache: keys of blocks, and the tier in memory."""
