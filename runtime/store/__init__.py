@@ -1,0 +1,1 @@
+"""The prefix store: cache blocks on disk, crash-safe, shared by processes and hosts."""
