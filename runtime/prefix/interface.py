@@ -1,0 +1,93 @@
+"""What the scheduler asks a prefix cache, and the cache that never has anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from deepinfer.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A prefix that a waiting sequence may adopt.
+
+    Args:
+        floor: positions whose cache entries are there (h), a multiple of the block; 0: nothing was found.
+        blocks: cache blocks 0 .. floor / B - 1 that adopting shares, and so does not take from the free ones.
+        found: whatever the cache needs to adopt it (window snapshot, lineage).
+    """
+
+    floor: int = 0
+    blocks: tuple[int, ...] = ()
+    found: Any = None
+
+
+MISS = Hit()
+
+
+class PrefixCache(Protocol):
+    """Called by the scheduler between steps, with the engine's lock held. Blocks are those of the engine's pool: the
+    cache holds each of its blocks once (``Pool.share``), and says which by ``held``.
+
+    Life of a sequence: ``lookup`` while it waits and whenever it comes to the head of the queue again; ``adopt`` once
+    it has a slot; ``committed`` after steps that filled blocks; ``released`` before its memory is given back.
+    """
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that nobody but the cache holds; admission counts them as free."""
+        ...
+
+    def lookup(self, s: Sequence) -> Hit:
+        """The longest prefix of ``s.known_ids()`` that ``s`` may adopt. Pins nothing: ``adopt`` follows at once or a
+        new lookup does. A request for prompt log-probabilities gets none."""
+        ...
+
+    def adopt(self, hit: Hit, s: Sequence) -> None:
+        """Share the blocks with the sequence's new, empty holding, restore windows into its slot if there is a
+        snapshot, and take the clock through ``hit``. The prompt's own transition follows."""
+        ...
+
+    def committed(self, s: Sequence) -> None:
+        """Blocks up to ``s.clock.n // B`` are full and retired, and their ids final: publish those beyond
+        ``s.clock.pub``, raise it, take snapshots."""
+        ...
+
+    def released(self, s: Sequence) -> None:
+        """The sequence ends or gives up its memory, which is still there: ``s.holding``."""
+        ...
+
+    def evict(self, need: int) -> int:
+        """Give up at least ``need`` of the evictable blocks if there are so many; how many became free."""
+        ...
+
+    def held(self) -> Iterable[int]:
+        """Every block that the cache holds, for the pool's books."""
+        ...
+
+
+class NoCache:
+    """Nothing is found and nothing is kept."""
+
+    evictable = 0
+
+    def lookup(self, s: Sequence) -> Hit:
+        return MISS
+
+    def adopt(self, hit: Hit, s: Sequence) -> None:
+        pass
+
+    def committed(self, s: Sequence) -> None:
+        pass
+
+    def released(self, s: Sequence) -> None:
+        pass
+
+    def evict(self, need: int) -> int:
+        return 0
+
+    def held(self) -> Iterable[int]:
+        return ()
