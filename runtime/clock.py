@@ -18,6 +18,7 @@ Not state, always computed: groups n // r, the open group n % r, ring slot p % R
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 
@@ -68,6 +69,7 @@ class Clock:
         self.starts = {STEP: 0, KEPT: 0}
         self.log: list[Replayed] = []
         self.hit: int | None = None  # after a hit, until the next prompt: rows to run again, -1: what replay says
+        self.windowed = False  # the rows in front of those have their windows
         self.verifying = 0  # rows of a verify whose outcome is not known yet
         self.finished = False
 
@@ -107,16 +109,17 @@ class Clock:
         self._need(not self.finished and self.pending == 0 and ids > 0, "prompt")
         if self.hit is not None:
             self.row = self.first_row(ids, replay, wanted)
-            self.starts = {STEP: self.row, KEPT: self.row}
+            self.starts = {STEP: 0 if self.windowed else self.row, KEPT: self.row}
             self.hit = None
-            if self.row > 0:
+            if self.row > 0 and not self.windowed:
                 self.log.append(Replayed(STEP, self.row, self.h))
         self.t += ids
         self.prompt_end = self.t
         self.first_kept = self.row if replay.keep is None else max(self.row, self.t - replay.keep)
-        if self.first_kept > self.row:
+        if self.first_kept > (0 if self.windowed else self.row):
             self.starts[KEPT] = self.first_kept
             self.log.append(Replayed(KEPT, self.first_kept))
+        self.windowed = False
 
     def part(self, rows: int, wanted: int) -> Part:
         """The next ``rows`` rows (chunk, decode), logits of the last ``wanted`` of them asked for."""
@@ -199,6 +202,19 @@ class Clock:
                                allowed=f"0..{self.n}" + (f" in steps of {unit}" if unit > 1 else ""))
         self.t = self.n = self.w = self.h = self.row = floor
         self.hit = -1 if rerun is None else rerun
+
+    def hit_at(self, floor: int, start: int, *, windows: bool, log: Iterable[Replayed] = ()) -> None:
+        """An empty sequence adopts the entries of positions below ``floor`` from the prefix cache.
+
+        The next prompt runs the rows from ``start`` on, those below ``floor`` without writing entries. ``windows``: the
+        window rows in front of ``start`` are in its rings; else its windows begin there. ``log``: what was replayed
+        when the adopted entries were written.
+        """
+        self._need(self.t == self.w == 0 and self.hit is None and 0 <= start <= floor
+                   and floor % self.plan.block_tokens == 0, "hit")
+        self.t = self.n = self.w = self.h = self.row = floor
+        self.hit, self.windowed = floor - start, windows
+        self.log = list(log)
 
     def restart(self) -> None:
         """Every row runs again in the role it had, its memory was given up. Exact: no chunking changes a row's bits."""

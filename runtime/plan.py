@@ -34,6 +34,8 @@ class StatePlan:
         axis: row axis that a ring is extended on, ``T`` or ``T_kept``.
         ratio: positions per entry (rings: 1).
         reach: rows of a ring before position n that the next step may read.
+        resume: rows of a ring before the edge of a block that new rows behind the edge read; what a window snapshot
+            holds. 0 for rings that only kept rows extend: the end of a prompt fills them again.
     """
 
     name: str
@@ -43,6 +45,7 @@ class StatePlan:
     axis: str = "T"
     ratio: int = 1
     reach: int = 0
+    resume: int = 0
 
     @property
     def unit_bytes(self) -> int:
@@ -131,6 +134,11 @@ class EnginePlan:
         return lcm(1, *(s.ratio for s in self.paged))
 
     @property
+    def resume_bytes(self) -> int:
+        """Bytes of a window snapshot at the edge of a block."""
+        return sum(s.resume * s.record_bytes for s in self.rings)
+
+    @property
     def rewind_rows(self) -> int:
         """Written rows that may be taken back: rings still hold what the rows before them read."""
         return min((s.rows - s.reach for s in self.rings), default=self.max_model_len)
@@ -204,7 +212,8 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
             if node.attrs.get("pin"):
                 pins[node.attrs["pin"]] = PinPlan(node.type.static_dims[-1], str(node.type.rows))
     clock, options = cache.clock, model.options
-    states = [StatePlan(r.name, RING, r.ring_rows, r.record_bytes, str(r.axis), reach=r.rows) for r in cache.rings]
+    states = [StatePlan(r.name, RING, r.ring_rows, r.record_bytes, str(r.axis), reach=r.rows,
+                        resume=r.resume_rows) for r in cache.rings]
     states += [StatePlan(p.name, PAGED, clock.block // p.tokens_per_entry, p.record_bytes, ratio=p.tokens_per_entry)
                for p in cache.paged]
     return EnginePlan(

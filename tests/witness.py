@@ -40,7 +40,7 @@ def witness_plan(*, window: int = 8, block: int = 16, ratio: int = 2, drafts: in
                  kept: int | None = None, replay: str = "off") -> EnginePlan:
     """Sizes of a witness; rings and tails have exactly the rows that the rules ask for."""
     ring = window + drafts + lag * (drafts + 1)
-    states = [StatePlan(n, RING, ring, RECORD.itemsize, axis, reach=window)
+    states = [StatePlan(n, RING, ring, RECORD.itemsize, axis, reach=window, resume=window * (axis == "T"))
               for n, axis in (("e1", "T"), ("e2", "T"), ("d1", "T_kept"), ("d2", "T_kept"), ("dr", "T_kept"))]
     states.append(StatePlan("tail", RING, ratio - 1 + drafts + 1, RECORD.itemsize, "T", reach=ratio - 1))
     states.append(StatePlan("fine", PAGED, block, RECORD.itemsize))
