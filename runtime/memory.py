@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.errors import InternalError
-from deepinfer.runtime.backend import Engine
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.pool import Pool
 
 
-class Holding:
-    """A slot and the blocks of one sequence; block b holds positions b*B .. b*B + B - 1."""
+class Bytes(Protocol):
+    """What has the states of an engine: the engine itself, or what runs it."""
 
-    def __init__(self, slot: int, table: NDArray[np.int32]) -> None:
+    def state(self, name: str, unit: int) -> NDArray[np.uint8]:
+        """Writable bytes of one slot of a ring, or of one block of a paged state."""
+        ...
+
+
+class Holding:
+    """A slot and the blocks of one sequence; block b holds positions b*B .. b*B + B - 1. A view of the slot's row of
+    all block tables."""
+
+    def __init__(self, slot: int, tables: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         self.slot = slot
-        self._table = table
-        self.count = 0
+        self._table, self._counts = tables[slot], counts
+
+    @property
+    def count(self) -> int:
+        """Blocks held."""
+        return int(self._counts[self.slot])
 
     @property
     def blocks(self) -> NDArray[np.int32]:
         """[count] i32, a view that the next step may be given."""
-        return self._table[: self.count]
+        return self._table[: self._counts[self.slot]]
 
     def append(self, block: int) -> None:
-        self._table[self.count] = block
-        self.count += 1
+        self._table[self._counts[self.slot]] = block
+        self._counts[self.slot] += 1
 
     def replace(self, index: int, block: int) -> None:
         self._table[index] = block
 
     def pop(self) -> int:
-        self.count -= 1
-        return int(self._table[self.count])
+        self._counts[self.slot] -= 1
+        return int(self._table[self._counts[self.slot]])
 
 
 @dataclass
@@ -56,12 +70,13 @@ class SequenceMemory:
     ``promised_slots`` and ``promised_blocks`` are free and kept so for forks that are certain to come.
     """
 
-    def __init__(self, plan: EnginePlan, engine: Engine, slots: int, blocks: int) -> None:
+    def __init__(self, plan: EnginePlan, engine: Bytes, slots: int, blocks: int) -> None:
         self.plan, self.engine = plan, engine
         self.slots, self.blocks = Pool(slots, "slot"), Pool(blocks, "block")
         self.live: set[Holding] = set()
         self.promised_slots = self.promised_blocks = 0
-        self._tables = np.zeros((slots, plan.blocks_per_sequence), dtype=np.int32)
+        self.tables = np.zeros((slots, plan.blocks_per_sequence), dtype=np.int32)
+        self.counts = np.zeros(slots, dtype=np.int32)  # blocks of each slot's sequence
 
     @property
     def free_slots(self) -> int:
@@ -76,7 +91,8 @@ class SequenceMemory:
     def open(self) -> Holding:
         """A slot without blocks; ask ``free_slots`` first."""
         slot = self.slots.take()
-        holding = Holding(slot, self._tables[slot])
+        self.counts[slot] = 0
+        holding = Holding(slot, self.tables, self.counts)
         self.live.add(holding)
         return holding
 
@@ -162,9 +178,10 @@ class SequenceMemory:
             holding.append(block)
         return holding
 
-    def check(self) -> None:
-        """The books against every holding that is alive; InternalError when they differ."""
-        self.blocks.check(block for h in self.live for block in h.blocks.tolist())
+    def check(self, cached: Iterable[int] = ()) -> None:
+        """The books against every holding that is alive and the blocks that a prefix cache holds; InternalError when
+        they differ."""
+        self.blocks.check([*cached, *(block for h in self.live for block in h.blocks.tolist())])
         self.slots.check(h.slot for h in self.live)
 
     def _written(self, holding: Holding, first: int, stop: int) -> NDArray[np.int32]:

@@ -117,7 +117,7 @@ class Session:
             holding, plan = self._alive(), self._core.plan
             if "draft" not in plan.entries:
                 raise RequestError("the engine has no draft head", where="draft")
-            if self._clock.hit is not None:
+            if self._clock.adopted:
                 raise RequestError("rows in front of the prefix have not run again yet", where="draft",
                                    next_step="feed at least one token after adopt")
             m = plan.draft_tokens

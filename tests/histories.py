@@ -92,7 +92,7 @@ class World:
         pair.reference.rewind(to)
 
     def draft(self, x: int, y: int) -> None:
-        if self.plan.draft_tokens and self.pair.session._clock.hit is None:
+        if self.plan.draft_tokens and not self.pair.session._clock.adopted:
             got, expected = self.pair.session.draft(x % self.plan.vocab_size), self.pair.reference.draft(
                 x % self.plan.vocab_size)
             need(np.array_equal(got.logits, expected["draft_logits"][0]), "I7: another draft")
@@ -141,7 +141,7 @@ class World:
         need(0 <= c.h <= c.n <= c.w <= c.n + max(plan.rewind_rows, plan.draft_tokens + 1), f"I1: {c}")
         need(c.row == c.n, f"I1: {c}")
         need(c.t == c.n == len(pair.session), f"I2: {c}")
-        if c.hit is None:  # after a hit they are set when it is known how far back rows run again
+        if not c.adopted:  # after a hit they are set when it is known how far back rows run again
             need(all(c.starts[x] >= pair.starts[x] for x in (STEP, KEPT)), f"I9: {c}")
             pair.starts = dict(c.starts)
         holding = pair.session._holding

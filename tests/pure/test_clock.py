@@ -230,7 +230,7 @@ def hit_leaves_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Clock.prompt
 
     def prompt(self: Clock, *a: Any) -> None:
-        starts, hit = dict(self.starts), self.hit is not None
+        starts, hit = dict(self.starts), self.adopted
         original(self, *a)
         self.starts = starts if hit else self.starts
     monkeypatch.setattr(Clock, "prompt", prompt)
