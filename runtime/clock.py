@@ -8,7 +8,7 @@ computes a position of its own: it takes the ``Part`` that a transition returns,
 |---|---|
 | t | known ids |
 | n | committed rows: their cache entries and ring rows are final. While steps are in flight: as far as the host knows |
-| w | highest row that is written or may be by steps in flight, plus one; rows n .. w - 1 are overwritten before a read |
+| w | highest row written, or maybe by steps in flight, plus one; rows n .. w - 1 are overwritten before a read |
 | h | write floor: no cache entry of a position below it is written |
 | row | position of the next row; below n only while rows in front of a prefix hit run again |
 | verifying | rows of verifies whose outcome is not known: they begin at ``row`` or above it |
@@ -23,6 +23,7 @@ once. ``Clock`` is a view of one row; it has the transitions that happen to one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,7 @@ class Clock:
         self.plan = plan
         self._table, self._at = ClockTable(plan, 1), 0
         self.log: list[Replayed] = []
+        self.windowed = False  # after a hit, until the next prompt: windows in front of its first row are there
 
     def move(self, table: ClockTable | None = None, at: int = 0) -> None:
         """The numbers lie in row ``at`` of ``table`` from now on; None: in a table of the clock's own."""
@@ -203,16 +205,17 @@ class Clock:
         self._need(not self.finished and self.pending == 0 and ids > 0, "prompt")
         if self.adopted:
             self.row = self.first_row(ids, replay, wanted)
-            self.starts = {STEP: self.row, KEPT: self.row}
+            self.starts = {STEP: 0 if self.windowed else self.row, KEPT: self.row}
             self.hit = NO_HIT
-            if self.row > 0:
+            if self.row > 0 and not self.windowed:
                 self.log.append(Replayed(STEP, self.row, self.h))
         self.t += ids
         self.prompt_end = self.t
         self.first_kept = self.row if replay.keep is None else max(self.row, self.t - replay.keep)
-        if self.first_kept > self.row:
+        if self.first_kept > (0 if self.windowed else self.row):
             self.start_kept = self.first_kept
             self.log.append(Replayed(KEPT, self.first_kept))
+        self.windowed = False
 
     # ---- steps of this sequence alone -------------------------------------------------------------------------------
     def part(self, rows: int, wanted: int) -> Part:
@@ -287,15 +290,19 @@ class Clock:
                                allowed=f"0..{self.n}" + (f" in steps of {unit}" if unit > 1 else ""))
         self._hit(floor, rerun)
 
-    def adopt_prefix(self, floor: int, rerun: int | None = None) -> None:
-        """A prefix hit without windows on rows of another sequence: entries of positions below ``floor`` are there.
+    def adopt_prefix(self, floor: int, start: int, *, windows: bool, log: Iterable[Replayed] = ()) -> None:
+        """A hit on rows of other sequences: an empty one adopts the entries of positions below ``floor``.
 
-        Rows in front of it (``rerun`` of them; None: as many as the replay option of the next prompt says) run again
-        before any new one, to fill the rings; they write no entries.
+        The next prompt runs the rows from ``start`` on, those below ``floor`` without writing entries. ``windows``: the
+        window rows in front of ``start`` are in its rings; else its windows begin there. ``log``: what was replayed
+        when the adopted entries were written.
         """
-        self._need(self.t == self.w == 0 and floor > 0 and floor % self.plan.block_tokens == 0, "adopt_prefix")
-        self._hit(floor, rerun)
+        self._need(self.t == self.w == 0 and not self.adopted and 0 <= start <= floor and floor > 0
+                   and floor % self.plan.block_tokens == 0, "adopt_prefix")
+        self._hit(floor, floor - start)
         self.pub = floor // self.plan.block_tokens
+        self.windowed = windows
+        self.log = list(log)
 
     def _hit(self, floor: int, rerun: int | None) -> None:
         self.t = self.n = self.w = self.h = self.row = floor
@@ -312,6 +319,7 @@ class Clock:
         self._need(not self.verifying, "reset")
         self._table.data[:, self._at] = 0
         self.hit = NO_HIT
+        self.windowed = False
 
     @property
     def _here(self) -> Any:

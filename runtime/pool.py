@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.errors import InternalError
 
@@ -48,6 +49,10 @@ class Pool:
     def shared(self, unit: int) -> bool:
         """Whether more than one holds the unit."""
         return bool(self._holders[unit] > 1)
+
+    def held_once(self, of: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[size] the units among ``of`` that have one holder."""
+        return of & (self._holders == 1)
 
     def check(self, held: Iterable[int] = ()) -> None:
         """The books against the holders' own lists; InternalError when they differ (run when the engine is idle)."""

@@ -46,6 +46,10 @@ class PrefixCache(Protocol):
         new lookup does. A request for prompt log-probabilities gets none."""
         ...
 
+    def stop(self, s: Sequence, first: int, stop: int) -> int:
+        """Where the next rows first .. stop - 1 of ``s`` have to end, so that windows can be kept there."""
+        ...
+
     def adopt(self, hit: Hit, s: Sequence) -> None:
         """Share the blocks with the sequence's new, empty holding, restore windows into its slot if there is a
         snapshot, and take the clock through ``hit``. The prompt's own transition follows."""
@@ -76,6 +80,9 @@ class NoCache:
 
     def lookup(self, s: Sequence) -> Hit:
         return MISS
+
+    def stop(self, s: Sequence, first: int, stop: int) -> int:
+        return stop
 
     def adopt(self, hit: Hit, s: Sequence) -> None:
         pass

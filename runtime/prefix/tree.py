@@ -1,0 +1,123 @@
+"""Blocks that the cache knows: a tree of chains by key, with lineage, least recently used blocks at the front.
+
+A block's *history* is the list of inexact replays that its entries depend on, its own and those of the blocks before
+it; an empty history is an exact block. Every block's history begins with that of the block before it, so a request
+that adopts a chain adopts one history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.runtime.clock import Replayed
+from deepinfer.runtime.pool import Pool
+from deepinfer.runtime.prefix.chain import BlockChain
+
+History = tuple[Replayed, ...]
+NO_WINDOWS = -1
+
+
+class Node:
+    """Block ``number`` of a chain. ``ids``: its B token ids; ``windows``: number of the snapshot at its end."""
+
+    __slots__ = ("alive", "block", "children", "history", "ids", "key", "number", "parent", "windows")
+
+    def __init__(self, key: bytes, number: int, ids: NDArray[np.int32], block: int, parent: Node | None,
+                 history: History) -> None:
+        self.key, self.number, self.ids, self.block = key, number, ids, block
+        self.parent, self.history = parent, history
+        self.children: set[Node] = set()
+        self.windows = NO_WINDOWS
+        self.alive = True
+
+    @property
+    def exact(self) -> bool:
+        return not self.history
+
+
+class BlockTree:
+    """Holds each of its blocks once in the pool. ``dropped``: called with every node that leaves the tree."""
+
+    def __init__(self, pool: Pool, dropped: Callable[[Node], None]) -> None:
+        self.pool = pool
+        self._dropped = dropped
+        self._nodes: dict[bytes, Node] = {}
+        self._order: OrderedDict[Node, None] = OrderedDict()
+        self._cached = np.zeros(pool.size, dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def find(self, key: bytes) -> Node | None:
+        return self._nodes.get(key)
+
+    def match(self, chain: BlockChain, ids: NDArray[np.int64], most: int) -> list[Node]:
+        """Leading blocks of a sequence that are here, up to ``most``: ids are compared, a key alone proves nothing."""
+        found: list[Node] = []
+        for number in range(min(most, len(chain))):
+            node = self._nodes.get(chain[number])
+            if node is None or not same_ids(node, ids, chain.block):
+                break
+            found.append(node)
+        return found
+
+    def insert(self, node: Node) -> None:
+        """A block whose bytes are final; the tree becomes one more holder of it."""
+        self.pool.share(node.block)
+        self._nodes[node.key] = node
+        self._order[node] = None
+        self._cached[node.block] = True
+        if node.parent is not None:
+            node.parent.children.add(node)
+
+    def touch(self, nodes: Sequence[Node]) -> None:
+        """A chain was used just now; what lies deeper goes first when room is needed."""
+        for node in reversed(nodes):
+            self._order.move_to_end(node)
+
+    def remove(self, node: Node) -> None:
+        """Forget a block and everything behind it."""
+        if node.parent is not None:
+            node.parent.children.discard(node)
+        stack = [node]
+        while stack:
+            gone = stack.pop()
+            stack += gone.children
+            gone.children = set()
+            gone.alive = False
+            del self._nodes[gone.key], self._order[gone]
+            self._cached[gone.block] = False
+            self._dropped(gone)
+            self.pool.give_back(gone.block)
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that nobody else holds."""
+        return int(np.count_nonzero(self.pool.held_once(self._cached)))
+
+    def evict(self, need: int) -> int:
+        """Give up ``need`` blocks that nobody else holds, ends of chains first, or as many as there are."""
+        before = self.pool.free
+        for leaves in (True, False):
+            for node in list(self._order):
+                if self.pool.free - before >= need:
+                    break
+                if node.alive and not self.pool.shared(node.block) and not (leaves and node.children):
+                    self.remove(node)
+        return self.pool.free - before
+
+    def held(self) -> Iterable[int]:
+        return [node.block for node in self._nodes.values()]
+
+
+def same_ids(node: Node, ids: NDArray[np.int64], block: int) -> bool:
+    """Whether a node's ids are those at its place in ``ids``."""
+    first = node.number * block
+    return bool(np.array_equal(node.ids, ids[first : first + block]))

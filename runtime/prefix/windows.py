@@ -1,0 +1,94 @@
+"""Window snapshots: what new rows behind the edge of a block read of the rings, in a bounded pool of host memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import InternalError
+from deepinfer.runtime.plan import EnginePlan, StatePlan
+
+State = Callable[[str, int], NDArray[np.uint8]]
+
+
+class WindowPool:
+    """``units`` snapshots, all memory taken at the start; the least recently used one gives way.
+
+    A snapshot at position p holds rows p - resume .. p - 1 of every ring that new rows read, by position and not by
+    ring slot. Rings that only kept rows extend are no part of it: the end of a prompt fills them again.
+
+    Args:
+        state: bytes of one ring slot by name, ``Engine.state``.
+    """
+
+    def __init__(self, plan: EnginePlan, state: State, units: int) -> None:
+        self.rings = [s for s in plan.rings if s.resume]
+        self.units = units
+        self._state = state
+        self._data = {s.name: np.zeros((units, s.resume, s.record_bytes), np.uint8) for s in self.rings}
+        self._free = list(range(units - 1, -1, -1))
+        self._owners: OrderedDict[int, Any] = OrderedDict()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the pool."""
+        return sum(a.nbytes for a in self._data.values())
+
+    @property
+    def held(self) -> int:
+        """Snapshots that are taken."""
+        return len(self._owners)
+
+    @property
+    def slack(self) -> int:
+        """Rows that may have been written behind a position and still leave its window rows in the rings."""
+        return min((s.rows - s.resume for s in self.rings), default=0)
+
+    def take(self, owner: Any, slot: int, at: int) -> tuple[int, Any]:
+        """Copy the window rows in front of position ``at`` from a ring slot that no step in flight touches.
+
+        Returns: the snapshot's number, and the owner whose snapshot gave way, if one did.
+        """
+        lost = None
+        if not self._free:
+            number, lost = self._owners.popitem(last=False)
+            self._free.append(number)
+        number = self._free.pop()
+        self._owners[number] = owner
+        for s in self.rings:
+            rows = _rows(s, at)
+            self._data[s.name][number, s.resume - len(rows):] = self._ring(s, slot)[rows % s.rows]
+        return number, lost
+
+    def restore(self, number: int, slot: int, at: int) -> None:
+        """Write a snapshot at position ``at`` into the rings of a slot."""
+        self.touch(number)
+        for s in self.rings:
+            rows = _rows(s, at)
+            self._ring(s, slot)[rows % s.rows] = self._data[s.name][number, s.resume - len(rows):]
+
+    def touch(self, number: int) -> None:
+        """It was used just now."""
+        self._owners.move_to_end(number)
+
+    def give_back(self, number: int) -> None:
+        """Nobody needs a snapshot any more."""
+        if self._owners.pop(number, None) is None:
+            raise InternalError(f"window snapshot {number} is given back and nobody holds it")
+        self._free.append(number)
+
+    def check(self) -> None:
+        """The books: every snapshot is free or owned; InternalError otherwise."""
+        if sorted([*self._free, *self._owners]) != list(range(self.units)):
+            raise InternalError("the books of the window snapshots are wrong")
+
+    def _ring(self, s: StatePlan, slot: int) -> NDArray[np.uint8]:
+        return self._state(s.name, slot).reshape(s.rows, s.record_bytes)
+
+
+def _rows(s: StatePlan, at: int) -> NDArray[np.int64]:
+    return np.arange(max(0, at - s.resume), at)
