@@ -82,6 +82,11 @@ class RecipeTokenizer:
             ) from None
 
     @property
+    def source(self) -> str:
+        """The content of the tokenizer.json."""
+        return self._text
+
+    @property
     def cuts_are_known(self) -> bool:
         """Whether this is a published file, whose texts may be cut for several workers without changing an id."""
         return self.sha256 in (V4_SHA256, V41_SHA256)

@@ -34,14 +34,18 @@ from deepinfer.runtime.sampling import (
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.scheduler import Scheduler
 from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds, check_prompt
+from deepinfer.runtime.structured.compiler import GrammarCompiler
+from deepinfer.runtime.structured.constraint import restricted
 
 
 @dataclass(frozen=True)
 class TextSide:
-    """Text to ids and back; ``decode`` takes (ids, skip_special_tokens)."""
+    """Text to ids and back; ``decode`` takes (ids, skip_special_tokens). ``tokenizer_json``: gives the content of the
+    tokenizer.json, where there is one."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Series[int], bool], str]
+    tokenizer_json: Callable[[], str] | None = None
 
 
 class EngineCore:
@@ -59,6 +63,7 @@ class EngineCore:
                  now: Callable[[], float] = time.monotonic) -> None:
         self.plan, self.engine, self.text, self.now = plan, engine, text, now
         self.ends = frozenset(ends)
+        self.grammars = GrammarCompiler(text.tokenizer_json if text else None, plan.vocab_size, self.ends)
         self.lock = RLock()
         self.metrics = Metrics()
         self.memory = SequenceMemory(plan, engine, slots, blocks)
@@ -74,6 +79,7 @@ class EngineCore:
         with self.lock:
             if not self._closed:
                 self._closed = True
+                self.grammars.close()
                 self.engine.close()
 
     def require_open(self) -> None:
@@ -84,7 +90,9 @@ class EngineCore:
     # ---- requests -------------------------------------------------------------------------------------------------
     def make(self, request_id: str, prompt_ids: Series[int], params: SamplingParams, *, prompt: str | None = None,
              priority: int = 0, stream: bool = False, where: str = "prompt") -> Request:
-        """A checked request that is not queued yet; RequestError in one sentence when it cannot be served."""
+        """A checked request that is not queued yet; RequestError in one sentence when it cannot be served.
+
+        A new form of the answer is compiled here, in the caller's thread (`GrammarCompiler.submit` does it before)."""
         self.require_open()
         plan = self.plan
         ids = check_prompt(plan, prompt_ids, where)
@@ -104,9 +112,10 @@ class EngineCore:
         most = plan.max_model_len - len(ids)
         most = most if params.max_tokens is None else min(most, params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.ends)
+        grammar = None if params.form is None else self.grammars.compile(params.form)
         return Request(request_id, prompt, ids, params, ends, most, RequestMetrics(self.now()),
                        [CompletionOutput(i) for i in range(params.n)], priority, stream=stream,
-                       prompt_logprobs=None if params.prompt_logprobs is None else [None])
+                       prompt_logprobs=None if params.prompt_logprobs is None else [None], grammar=grammar)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -140,6 +149,8 @@ class EngineCore:
 
         s = Sequence(r, clock, ids, chooser, output, TextStream(decode) if decode else None,
                      StopTexts(p.stop_strings, p.include_stop_str_in_output))
+        if r.grammar is not None and p.form is not None:
+            s.constraint = r.grammar.start(p.form.start_after)
         r.sequences.append(s)
         return s
 
@@ -230,10 +241,10 @@ class EngineCore:
             self._take_prompt_logprobs(s, part, logits[rows])
             if s.clock.pending:
                 continue
-            if best is None and s.chooser.untouched:
+            if best is None and s.free_choice:
                 best = logits.argmax(axis=-1)
             for answer in self._with_forks(s):
-                token = int(best[row - 1]) if best is not None and answer.chooser.untouched else None
+                token = int(best[row - 1]) if best is not None and answer.free_choice else None
                 self._take(answer, logits[row - 1], token)
         for s in [s for s in self.scheduler.running if s.status is Status.FINISHED]:
             self.scheduler.drop(s)
@@ -243,7 +254,9 @@ class EngineCore:
         """The token after the last row, its log-probabilities and what follows from it."""
         m, now = s.request.metrics, self.now()
         try:
-            chosen = s.chooser.choose(logits, s.clock.n) if token is None else token
+            mask = None if s.constraint is None else s.constraint.mask()
+            row = logits if mask is None else restricted(logits, mask[0])
+            chosen = s.chooser.choose(row, s.clock.n) if token is None else token
         except RequestError as error:
             s.finish("error", error=str(error))
             return

@@ -11,6 +11,7 @@ import numpy as np
 
 from deepinfer.errors import RequestError
 from deepinfer.runtime.plan import ReplayOption
+from deepinfer.runtime.structured.options import StructuredOutputs, structured_outputs
 
 _SEED_BITS = 64
 
@@ -44,6 +45,9 @@ class SamplingParams:
         detokenize: make text. ``skip_special_tokens``: without control tokens.
         replay: rows of the prompt that all layers compute: ``off`` (all), ``exact`` or a number; None: the
             engine's default.
+        structured_outputs: the form of the answer (a ``StructuredOutputs`` or a mapping with its fields): a JSON
+            schema, a regular expression, a list of texts, a grammar, or any JSON object. The answer ends as soon as
+            nothing can follow, also before ``min_tokens`` and with ``ignore_eos``.
     """
 
     n: int = 1
@@ -69,6 +73,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     replay: ReplayOption = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -92,6 +97,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise RequestError("True or False is needed", where=name, found=repr(getattr(self, name)))
         self._check_lists()
+        object.__setattr__(self, "structured_outputs", structured_outputs(self.structured_outputs))
         if self.greedy and self.n > 1:
             raise RequestError("several answers at temperature 0 would be equal", where="n", found=self.n, allowed=1,
                                next_step="raise temperature or ask for one answer")
@@ -123,6 +129,11 @@ class SamplingParams:
         for i, bias in (self.logit_bias or {}).items():
             _whole("logit_bias", i, 0)
             _real(f"logit_bias[{i}]", bias, -100, 100)
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form of the answer, checked."""
+        return structured_outputs(self.structured_outputs)
 
     @property
     def greedy(self) -> bool:

@@ -18,6 +18,8 @@ from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, RequestO
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling import TokenChooser
 from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.structured.compiler import Grammar
+from deepinfer.runtime.structured.constraint import Constraint
 
 
 class Status(Enum):
@@ -72,12 +74,18 @@ class Sequence:
     holding: Holding | None = None
     spilled: Spilled | None = None
     status: Status = Status.WAITING
+    constraint: Constraint | None = None
 
     @property
     def rank(self) -> tuple[int, float, int, int]:
         """Smaller goes first: priority, arrival, order of the call, answer."""
         r = self.request
         return (r.priority, r.metrics.arrival_time, r.order, self.output.index)
+
+    @property
+    def free_choice(self) -> bool:
+        """Whether the next token is simply the largest logit of its row."""
+        return self.chooser.untouched and (self.constraint is None or not self.constraint.active)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None) -> None:
         """The next token is chosen: ids, text, log-probabilities and the reasons to stop are brought up to date."""
@@ -93,6 +101,9 @@ class Sequence:
             out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs[token].logprob
         m.first_token_time = now if m.first_token_time is None else m.first_token_time
         m.last_token_time = now
+        if self.constraint is not None:
+            self.constraint.accept((token,))
+            self.constraint.require_equal(len(out.token_ids), out.token_ids[-1:])
         self._stop_after(token)
 
     def _stop_after(self, token: int) -> None:
@@ -104,6 +115,8 @@ class Sequence:
             self.finish("stop", stop)
         elif ended:
             self.finish("stop", token if token in (p.stop_token_ids or ()) else None)
+        elif self.constraint is not None and self.constraint.over:
+            self.finish("stop")
         elif len(out.token_ids) >= r.most_tokens:
             self.finish("length")
 
@@ -145,6 +158,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     stream: bool = False
     updates: deque[RequestOutput] = field(default_factory=deque)
+    grammar: Grammar | None = None
 
     @property
     def finished(self) -> bool:

@@ -74,7 +74,7 @@ def _of_tokenizers(tokenizer: Tokenizer, first: int | None) -> TextSide:
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    return TextSide(encode, decode)
+    return TextSide(encode, decode, tokenizer.to_str)
 
 
 def _json(file: Path) -> dict[str, Any]:

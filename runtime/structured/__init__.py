@@ -1,0 +1,1 @@
+"""Answers that follow a JSON schema, a regular expression, a list of texts or a grammar."""

@@ -1,0 +1,211 @@
+"""From the description of a form to a grammar that answers can start from, each compiled once and kept.
+
+Compiling is bounded in time by the library's budgets (`LLParserLimits`) and in size by the length of a description
+and of the cache. It needs no lock of the loop: whoever must not wait gives the work to `submit`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from deepinfer.errors import RequestError
+from deepinfer.runtime.structured.constraint import Constraint
+from deepinfer.runtime.structured.options import WHERE, StructuredOutputs
+from deepinfer.runtime.structured.places import faulty_place
+from deepinfer.runtime.structured.vocabulary import grammar_tokens
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MOST_BLANKS = 8  # between two tokens of JSON: a model that only writes blanks would otherwise never end
+JSON_BLANKS = rf"[ \n\r\t]{{0,{MOST_BLANKS}}}"
+# what a schema must not change by itself, besides being strict about words the library does not know
+JSON_RULES: JsonCompileOptions = {"whitespace_pattern": JSON_BLANKS, "item_separator": ",", "key_separator": ":",
+                                  "lenient": False, "coerce_one_of": False}
+_SCHEMA_WORDS = ("type, properties, required, additionalProperties, patternProperties, items, prefixItems, minItems, "
+                 "maxItems, enum, const, anyOf, allOf, $ref, $defs, pattern, format, minLength, maxLength, minimum, "
+                 "maximum, exclusiveMinimum, exclusiveMaximum, multipleOf")
+_ALLOWED = {"json": _SCHEMA_WORDS, "json_object": _SCHEMA_WORDS, "regex": "Rust's syntax without look-around",
+            "choice": "texts", "grammar": "Lark's syntax with the rule `start`, or GBNF with the rule `root`"}
+_MOST_KEPT = 256  # grammars
+_MOST_KEPT_TEXT = 16 << 20  # characters of their descriptions
+_WORKERS = 1  # a second one would only take processors from the engine
+_MOST_LEXER_STATES = 100_000  # 1 to 2 kB each
+
+
+class Grammar:
+    """A compiled form of answers."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int, ends: frozenset[int]) -> None:
+        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, ends
+        self._lock = Lock()
+
+    def start(self, start_after: Iterable[int] = ()) -> Constraint:
+        """A new answer's constraint."""
+        with self._lock:
+            matcher = self._matcher.deep_copy()
+        return Constraint(matcher, self._vocabulary, self._ends, start_after)
+
+
+class GrammarCompiler:
+    """Compiles for one model. Every method may be called from any thread.
+
+    Args:
+        tokenizer_json: gives the content of the model's tokenizer.json; None: there is none.
+        vocabulary: V. ``ends``: ids of the model's end tokens.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str] | None, vocabulary: int, ends: Iterable[int]) -> None:
+        self._json, self._vocabulary, self._ends = tokenizer_json, vocabulary, frozenset(ends)
+        self._tokens: LLTokenizer | None = None
+        self._kept: OrderedDict[tuple[str, str], Grammar | RequestError] = OrderedDict()
+        self._kept_text = 0
+        self._lock, self._tokens_lock = Lock(), Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self.hits = self.misses = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether the model has what a form needs: a tokenizer.json and an end token."""
+        return self._json is not None and bool(self._ends)
+
+    def warm(self) -> LLTokenizer:
+        """Read the vocabulary, which takes a second for 130,000 tokens; later calls return at once."""
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = grammar_tokens(self._json, self._vocabulary, self._ends)
+            return self._tokens
+
+    def compile(self, asked: StructuredOutputs) -> Grammar:
+        """The grammar of a form.
+
+        Raises:
+            RequestError: it cannot be compiled; the sentence names the place and what is allowed there.
+        """
+        wrong = [i for i in asked.start_after if i >= self._vocabulary]
+        if wrong:
+            raise RequestError("token id out of range", where=f"{WHERE}.start_after", found=wrong[0],
+                               allowed=f"0..{self._vocabulary - 1}")
+        key = (asked.kind, asked.text)
+        found = self._look_up(key)
+        if found is None:
+            try:
+                found = self._build(asked)
+            except RequestError as error:
+                found = error
+            self._keep(key, found)
+        if isinstance(found, RequestError):
+            raise found
+        return found
+
+    def submit(self, asked: StructuredOutputs) -> Future[Grammar]:
+        """`compile` on a thread of its own; a grammar that is kept is there at once."""
+        done: Future[Grammar] = Future()
+        found = self._look_up((asked.kind, asked.text), count=False)
+        if isinstance(found, Grammar):
+            done.set_result(found)
+            return done
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="grammar")
+        return self._workers.submit(self.compile, asked)
+
+    def close(self) -> None:
+        """End the threads; what waits for them is dropped."""
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=False, cancel_futures=True)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+    def _look_up(self, key: tuple[str, str], count: bool = True) -> Grammar | RequestError | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+            if count:
+                self.hits += found is not None
+                self.misses += found is None
+            return found
+
+    def _keep(self, key: tuple[str, str], found: Grammar | RequestError) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._kept_text += len(key[1])
+            self._kept[key] = found
+            while len(self._kept) > _MOST_KEPT or self._kept_text > _MOST_KEPT_TEXT:
+                old, _ = self._kept.popitem(last=False)
+                self._kept_text -= len(old[1])
+
+    def _build(self, asked: StructuredOutputs) -> Grammar:
+        tokens = self.warm()
+        if asked.kind in ("json", "json_object"):
+            return self._of_matcher(self._json_schema(tokens, asked.text))
+        from llguidance import LLMatcher
+
+        where = f"{WHERE}.{asked.kind}"
+        if asked.kind == "choice":
+            text = "start: " + " | ".join(json.dumps(each) for each in asked.choice or ())
+        else:
+            text = asked.text if asked.kind == "regex" else _lark(asked.text, where)
+        grammar = LLMatcher.grammar_from_regex(text) if asked.kind == "regex" else LLMatcher.grammar_from_lark(text)
+        matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
+        if matcher.is_error():
+            raise refused(asked.kind, where, matcher.get_error())
+        return self._of_matcher(matcher)
+
+    def _of_matcher(self, matcher: LLMatcher) -> Grammar:
+        return Grammar(matcher, self._vocabulary, self._ends)
+
+    def _json_schema(self, tokens: LLTokenizer, text: str) -> LLMatcher:
+        where = f"{WHERE}.json"
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError("the schema is no JSON", where=where, found=str(error)) from None
+        if not isinstance(schema, dict | bool):
+            raise RequestError("a JSON schema is an object", where=where, found=type(schema).__name__)
+
+        def attempt(part: object) -> LLMatcher | str:
+            rules = LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=JSON_RULES)
+            matcher = LLMatcher(tokens, rules, log_level=0, limits=limits())
+            return matcher.get_error() if matcher.is_error() else matcher
+
+        from llguidance import LLMatcher
+
+        found = attempt(schema)
+        if not isinstance(found, str):
+            return found
+        place, message = faulty_place(schema, lambda part: str(e) if isinstance(e := attempt(part), str) else None)
+        raise refused("json", where + place, message or found)
+
+
+def refused(kind: str, where: str, message: str) -> RequestError:
+    """The error for a description that the library refuses."""
+    words = " ".join(message.split())
+    if "imit" in words and ("fuel" in words or "too big" in words or "exceeded" in words):
+        return RequestError("the form is too large to be compiled", where=where, found=words[:300],
+                            next_step="make it smaller, or allow more in it")
+    return RequestError("the form cannot be compiled", where=where, found=words[:300], allowed=_ALLOWED[kind])
+
+
+def limits() -> LLParserLimits:
+    """Budgets of one grammar: compiling stays below about a second, a mask below about 20 ms."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False)
+
+
+def _lark(text: str, where: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises what its parser raises
+        raise refused("grammar", where, str(error)) from None
