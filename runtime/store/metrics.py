@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from deepinfer.runtime.metrics import Counter, Gauge, Histogram
+import threading
+
+from deepinfer.runtime.metrics import Counter as PlainCounter
+from deepinfer.runtime.metrics import Gauge, Histogram
 
 _LATENCY = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+
+
+_LOCK = threading.Lock()
+
+
+class Counter(PlainCounter):
+    """One that several threads raise."""
+
+    def add(self, amount: float = 1, label: str = "") -> None:
+        with _LOCK:
+            super().add(amount, label)
 
 
 class StoreMetrics:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag, StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ Buffer = NDArray[np.uint8] | memoryview | bytearray | bytes
 Keys = NDArray[np.void]
 Ids = NDArray[np.integer[Any]]
 NO_EXTRA = bytes(16)
+
+
+def view_of(buffer: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer."""
+    return memoryview(cast(bytes, buffer)).cast("B")
 
 
 class Status(StrEnum):

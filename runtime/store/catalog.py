@@ -1,0 +1,330 @@
+"""The segments of one namespace as this process knows them, and how their records get into the index."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.runtime.store.files import Files, read_bytes
+from deepinfer.runtime.store.health import READING, Health
+from deepinfer.runtime.store.index import Index, hints_of
+from deepinfer.runtime.store.layout import LOG_ENTRY_BYTES, PAGE, Layout
+from deepinfer.runtime.store.log import DAMAGED, PUT, Entries, entries_of, put_entry, read_entries, standing
+from deepinfer.runtime.store.metrics import StoreMetrics
+from deepinfer.runtime.store.record import read_head
+from deepinfer.runtime.store.segment import (
+    OPEN,
+    SEALED,
+    SegmentName,
+    Superblock,
+    in_order,
+    parse_name,
+    read_footer,
+    read_superblock,
+)
+from deepinfer.runtime.store.time_guard import TimeGuard
+
+COMPLETE = 1 << 62  # "bytes of the log that are in", for a segment that gets no more records
+_OPEN_FILES = 256
+_LIST_SECONDS = 5.0
+
+
+class Segment:
+    """One segment file. ``number`` stands for it in the index; a descriptor is open while somebody uses it."""
+
+    def __init__(self, name: SegmentName, folder: Path, cls: str, number: int) -> None:
+        self.name, self.folder, self.cls, self.number = name, folder, cls, number
+        self.block: Superblock | None = None
+        self.damaged = self.pins = self.users = 0
+        self.gone = False
+        self.fd = -1
+        self.opening = threading.Lock()  # held while the file is opened: whoever waits for it wants this very file
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name.file
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / self.name.log
+
+
+class Catalog:
+    """See the module. ``refresh`` and ``ingest`` belong to whoever does the upkeep; the rest is for all threads."""
+
+    def __init__(self, folder: Path, layout: Layout, classes: Iterable[str], files: Files, index: Index, health: Health,
+                 guard: TimeGuard, metrics: StoreMetrics) -> None:
+        self.folder, self.layout, self.files, self.index = folder, layout, files, index
+        self.health, self.guard, self.metrics = health, guard, metrics
+        self.classes = list(classes)
+        self.by_stem: dict[str, Segment] = {}
+        self.by_number: dict[int, Segment] = {}
+        self._expires: NDArray[np.uint32] = np.zeros(64, dtype=np.uint32)
+        self._opened: OrderedDict[int, Segment] = OrderedDict()
+        self._lock = threading.Lock()
+        self._listed: dict[str, tuple[int, float]] = {}
+
+    # ---- what is alive --------------------------------------------------------------------------------------------
+    def alive(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Whether the segments of these numbers are there and not expired; no I/O."""
+        table = self._expires
+        inside = np.minimum(numbers, len(table) - 1)
+        return np.asarray((table[inside] > self.guard.hour) & (numbers < len(table)))
+
+    def dead(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        return ~self.alive(numbers)
+
+    def add(self, name: SegmentName, folder: Path, cls: str, number: int) -> Segment:
+        """Make a segment known; reads of it may begin."""
+        with self._lock:
+            segment = self.by_stem.get(name.stem)
+            if segment is None:
+                segment = Segment(name, folder, cls, number)
+                self.by_stem[name.stem] = self.by_number[number] = segment
+            segment.name = name
+            if number >= len(self._expires):
+                grown = np.zeros(max(2 * len(self._expires), number + 1), dtype=np.uint32)
+                grown[: len(self._expires)] = self._expires
+                self._expires = grown
+            self._expires[number] = name.hour
+            return segment
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a segment; reads that began end as they may, its descriptor closes after the last."""
+        with self._lock:
+            self.by_stem.pop(segment.name.stem, None)
+            self.by_number.pop(segment.number, None)
+            self._expires[segment.number] = 0
+            segment.gone = True
+            if not segment.users:
+                self._shut(segment)
+
+    def drop_all(self) -> None:
+        """The folder is gone; its segments are known again when it is back."""
+        for segment in list(self.by_stem.values()):
+            self.drop(segment)
+        self._listed.clear()
+
+    def renumber(self) -> None:
+        """The index is a new one: all segments get new numbers, and their records are to be ingested again."""
+        with self._lock:
+            self.by_number.clear()
+            self._opened.clear()
+            self._expires = np.zeros(64, dtype=np.uint32)
+        for segment in list(self.by_stem.values()):
+            segment.number = self.index.number(segment.name.stem)
+            self.by_number[segment.number] = segment
+            self.add(segment.name, segment.folder, segment.cls, segment.number)
+
+    def pin(self, numbers: Iterable[int]) -> list[Segment]:
+        """Keep segments from being given up."""
+        with self._lock:
+            pinned = [self.by_number[n] for n in set(numbers) if n in self.by_number]
+            for segment in pinned:
+                segment.pins += 1
+        return pinned
+
+    def unpin(self, pinned: Iterable[Segment]) -> None:
+        with self._lock:
+            for segment in pinned:
+                segment.pins -= 1
+
+    # ---- reading a segment ----------------------------------------------------------------------------------------
+    def acquire(self, segment: Segment) -> tuple[int, Superblock]:
+        """Its descriptor and superblock; give them back with ``release``. OSError as the folder has it;
+        FileNotFoundError also where the file is none of this namespace."""
+        with self._lock:
+            segment.users += 1
+        try:
+            with segment.opening:
+                if segment.fd < 0 or segment.block is None:
+                    self._open(segment)
+                block, fd = segment.block, segment.fd
+            if block is None:
+                raise FileNotFoundError(f"no segment of this store: {segment.path}")
+            return fd, block
+        except OSError:
+            self.release(segment)
+            raise
+
+    def release(self, segment: Segment) -> None:
+        with self._lock:
+            segment.users -= 1
+            if segment.gone and not segment.users:
+                self._shut(segment)
+
+    def _open(self, segment: Segment) -> None:
+        block = segment.block or self.superblock(segment)
+        if block is None or block.layout.namespace != self.layout.namespace:
+            return
+        try:
+            fd = self.files.open(segment.path, direct=True)
+        except FileNotFoundError:
+            self.refresh(force=True)  # it was sealed or adopted under another name
+            fd = self.files.open(segment.path, direct=True)
+        with self._lock:
+            segment.block, segment.fd = block, fd
+            self._opened[segment.number] = segment
+            for number, other in list(self._opened.items()):
+                if len(self._opened) <= _OPEN_FILES:
+                    break
+                if not other.users:
+                    self._shut(other)
+                    self._opened.pop(number, None)
+
+    def superblock(self, segment: Segment) -> Superblock | None:
+        try:
+            fd = self.files.open(segment.path)
+        except FileNotFoundError:
+            self.refresh(force=True)
+            fd = self.files.open(segment.path)
+        try:
+            return read_superblock(read_bytes(self.files, fd, 0, PAGE))
+        finally:
+            self.files.close(fd)
+
+    def _shut(self, segment: Segment) -> None:
+        self._opened.pop(segment.number, None)
+        if segment.fd >= 0:
+            self.files.close(segment.fd)
+            segment.fd = -1
+
+    # ---- the folder -----------------------------------------------------------------------------------------------
+    def class_folder(self, cls: str) -> Path:
+        return self.folder / cls
+
+    def refresh(self, force: bool = False) -> bool:
+        """Look at the folder's names; returns whether it could."""
+        try:
+            for cls in sorted({*self.classes, *self.files.names(self.folder)}):
+                folder = self.class_folder(cls)
+                try:
+                    stamp = self.files.stat(folder).st_mtime_ns
+                except (FileNotFoundError, NotADirectoryError):
+                    self._seen(cls, folder, [])
+                    continue
+                listed, at = self._listed.get(cls, (0, 0.0))
+                if force or listed != stamp or time.monotonic() - at > _LIST_SECONDS:
+                    self._listed[cls] = stamp, time.monotonic()
+                    names = (parse_name(file) for file in self.files.names(folder))
+                    self._seen(cls, folder, [n for n in names if n is not None])
+            return True
+        except OSError as failure:
+            self.health.failed(READING, failure)
+            return False
+
+    def _seen(self, cls: str, folder: Path, names: list[SegmentName]) -> None:
+        living = {n.stem: n for n in in_order(names) if n.state in (OPEN, SEALED)}
+        for segment in [s for s in self.by_stem.values() if s.cls == cls and s.name.stem not in living]:
+            self.drop(segment)
+        for stem, name in living.items():
+            known = self.by_stem.get(stem)
+            if known is not None:
+                if known.name != name:
+                    self.add(name, folder, cls, known.number)
+            elif number := self.index.number(stem):
+                self.add(name, folder, cls, number)
+        self.metrics.segments.set(len(self.by_stem))
+
+    def doomed(self) -> list[Path]:
+        """Segments set aside: expired, emptied or damaged, waiting to be unlinked."""
+        found = []
+        for cls in self.files.names(self.folder):
+            for file in self.files.names(self.class_folder(cls)):
+                name = parse_name(file)
+                if name is not None and name.state not in (OPEN, SEALED):
+                    found.append(self.class_folder(cls) / file)
+        return found
+
+    # ---- into the index -------------------------------------------------------------------------------------------
+    def ingest(self) -> int:
+        """Bring records that are not in the index yet into it, as a rule those of other hosts; returns how many."""
+        known, marks, added = self.index.segments(), [], 0
+        for segment in list(self.by_stem.values()):
+            consumed = known.get(segment.name.stem, (0, 0))[1]
+            if consumed >= COMPLETE:
+                continue
+            try:
+                count, marked = self._ingest(segment, consumed)
+            except OSError as failure:
+                self.health.failed(READING, failure, off=False)
+                continue
+            added += count
+            marks += [m for m in (marked,) if len(m)]
+        for entries in marks:
+            self._mark(entries)
+        return added
+
+    def _ingest(self, segment: Segment, consumed: int) -> tuple[int, Entries]:
+        """New puts of one segment into the index; its marks of use and damage are returned."""
+        if segment.block is None:
+            segment.block = self.superblock(segment)
+        block, sealed = segment.block, segment.name.state == SEALED
+        if block is None or block.layout.namespace != self.layout.namespace:
+            if sealed:
+                self.index.consume(segment.name.stem, segment.number, COMPLETE)
+            return 0, entries_of([])
+        position = consumed // LOG_ENTRY_BYTES
+        entries = self.log_entries(segment, block, position)
+        puts = entries[entries["kind"] == PUT]
+        if sealed:
+            puts = self.sealed_puts(segment, block)
+        keys = [key.tobytes() for key in puts["key"]]
+        hints = hints_of(keys, segment.number, puts["slot"], puts["head"], puts["used"], puts["flags"])
+        reached = COMPLETE if sealed else (position + len(entries)) * LOG_ENTRY_BYTES
+        if len(entries) or sealed:
+            self.index.put(keys, hints, self.alive, (segment.name.stem, segment.number, reached))
+        return len(keys), entries[entries["kind"] != PUT]
+
+    def log_entries(self, segment: Segment, block: Superblock, position: int = 0) -> Entries:
+        """Whole entries of a segment's log; none where there is no log."""
+        try:
+            fd = self.files.open(segment.log_path)
+        except FileNotFoundError:
+            return entries_of([])
+        try:
+            size = 4 * block.capacity * LOG_ENTRY_BYTES
+            return read_entries(read_bytes(self.files, fd, position * LOG_ENTRY_BYTES, size), block.uuid, position)
+        finally:
+            self.files.close(fd)
+
+    def sealed_puts(self, segment: Segment, block: Superblock) -> Entries:
+        """Records of a sealed (or abandoned) segment: by its footer, else its log, else the headers themselves."""
+        fd = self.files.open(segment.path)
+        try:
+            data = read_bytes(self.files, fd, block.footer, block.size - block.footer)
+            footer = read_footer(block, data)
+            if footer is not None:
+                return read_entries(footer, block.uuid)
+            entries = standing(self.log_entries(segment, block))
+            return entries if len(entries) else self._scan(fd, block)
+        finally:
+            self.files.close(fd)
+
+    def _scan(self, fd: int, block: Superblock) -> Entries:
+        rows = []
+        for slot in range(block.capacity):
+            page = read_bytes(self.files, fd, block.offset(slot), PAGE)
+            head = read_head(block.layout, memoryview(page), block.uuid, slot) if len(page) == PAGE else None
+            if head is not None:
+                rows.append(put_entry(head.key, head.parent, slot, head.flags, head.sum, head.written))
+        return entries_of(rows)
+
+    def _mark(self, entries: Entries) -> None:
+        for entry in entries:
+            key = entry["key"].tobytes()
+            hint = self.index.get(key)
+            if hint is None or hint["head"] != entry["head"]:
+                continue
+            if entry["kind"] == DAMAGED:
+                self.index.replace(key, hint, None)
+            elif entry["used"] > hint["used"]:
+                self.index.replace(key, hint, hints_of([key], hint["number"], hint["slot"], hint["head"], entry["used"],
+                                                       hint["flags"]))
+

@@ -1,0 +1,208 @@
+"""Publishing: blocks wait in a queue, threads of their own write them, announce them and end their tickets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepinfer.runtime.store.arena import Arena
+from deepinfer.runtime.store.backends.mover import Mover
+from deepinfer.runtime.store.catalog import Catalog
+from deepinfer.runtime.store.health import PUBLISHING, Health, is_full
+from deepinfer.runtime.store.index import hints_of
+from deepinfer.runtime.store.layout import Layout
+from deepinfer.runtime.store.log import put_entry
+from deepinfer.runtime.store.metrics import StoreMetrics
+from deepinfer.runtime.store.points import Point
+from deepinfer.runtime.store.record import write_record
+from deepinfer.runtime.store.settings import INLINE, StoreSettings
+from deepinfer.runtime.store.tier import Buffer, Flags, Status, Ticket
+from deepinfer.runtime.store.writer import OpenSegment, Row, Writers
+
+_BATCH = 4  # records of one write
+
+
+@dataclass(eq=False)
+class Write:
+    """One block on its way to the disk.
+
+    ``written``: store time of a record that is carried on, None: now; ``replaces``: its hint, swapped afterwards.
+    """
+
+    key: bytes
+    parent: bytes
+    number: int
+    ids: bytes
+    payload: Sequence[Buffer]
+    flags: Flags
+    cls: str
+    extra: bytes
+    ticket: Ticket
+    written: int | None = None
+    replaces: np.void | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+
+class Publisher:
+    """``make_room`` is called once when the disk is full, and says whether trying again makes sense."""
+
+    def __init__(self, settings: StoreSettings, layout: Layout, arena: Arena, mover: Mover, writers: Writers,
+                 catalog: Catalog, health: Health, metrics: StoreMetrics, make_room: Callable[[], bool]) -> None:
+        self.settings, self.layout, self.mover, self.writers = settings, layout, mover, writers
+        self.catalog, self.health, self.metrics, self._make_room = catalog, health, metrics, make_room
+        self._waiting: deque[Write] = deque()
+        self._twins: dict[bytes, list[Write]] = {}  # writes of a block that is being written, by key
+        self._changed = threading.Condition()
+        self._ending = False
+        self._inline = settings.backend == INLINE
+        count = 1 if self._inline else settings.threads
+        each = max(1, min(_BATCH, arena.free // count))
+        self._views = [[arena.view(slot) for slot in arena.take(each)] for _ in range(count)]
+        self._threads = [threading.Thread(target=self._work, args=(views,), daemon=True, name=f"store-write-{i}")
+                         for i, views in enumerate(self._views) if not self._inline]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, write: Write) -> None:
+        """Queue a block, or end its ticket at once when the store cannot take it."""
+        if self._ending or not self.health.works(PUBLISHING) or len(self._waiting) >= self.settings.queue:
+            self._end([write], Status.FULL)
+            return
+        with self._changed:
+            twins = self._twins.get(write.key)
+            if twins is not None:
+                twins.append(write)
+                return
+            self._twins[write.key] = []
+            self._waiting.append(write)
+            self._changed.notify()
+        if self._inline:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write what waits in this thread, a record at a time (without threads only)."""
+        while self._waiting:
+            self._do([self._waiting.popleft()], self._views[0])
+
+    def close(self, patience: float) -> None:
+        """Let what is queued be written, for at most ``patience`` seconds; the rest ends CANCELLED."""
+        until = time.monotonic() + patience
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._changed:
+            rest = [*self._waiting, *(twin for twins in self._twins.values() for twin in twins)]
+            self._waiting.clear()
+        self._end(rest, Status.CANCELLED)
+
+    # ---- in the threads -------------------------------------------------------------------------------------------
+    def _work(self, views: list[memoryview]) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._ending:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                batch = [self._waiting.popleft()]
+                while self._waiting and len(batch) < len(views) and self._waiting[0].cls == batch[0].cls:
+                    batch.append(self._waiting.popleft())
+            self._do(batch, views)
+
+    def _do(self, batch: list[Write], views: list[memoryview]) -> None:
+        status = Status.IO_ERROR
+        try:
+            new = [write for write in batch if not self._there(write)]
+            self._finished([write for write in batch if write not in new], Status.OK)
+            batch = new
+            while batch:
+                done = self._store(batch, views)
+                self._finished(batch[:done], Status.OK)
+                batch = batch[done:]
+        except OSError as failure:
+            status = Status.FULL if is_full(failure) else Status.IO_ERROR
+            self.health.failed(PUBLISHING, failure)
+        except Exception as failure:  # a bug must not end the thread that writes
+            self.health.failed(PUBLISHING, failure)
+        self._finished(batch, status)
+
+    def _there(self, write: Write) -> bool:
+        """Whether a record that is as good is in the store."""
+        hint = self.catalog.index.get(write.key)
+        if hint is None or write.replaces is not None or not self.catalog.alive(hint["number"].reshape(1))[0]:
+            return False
+        return not hint["flags"] & Flags.REPLAYED or Flags.REPLAYED in write.flags
+
+    def _store(self, batch: list[Write], views: list[memoryview]) -> int:
+        """Write the first few of a batch (as many as its segment has room for); returns how many."""
+        try:
+            open_segment, slots = self.writers.reserve(batch[0].cls, len(batch))
+        except OSError as failure:
+            if not is_full(failure) or not self._make_room():
+                raise
+            open_segment, slots = self.writers.reserve(batch[0].cls, len(batch))
+        written = 0
+        try:
+            rows = self._write(open_segment, slots, batch, views)
+            written = len(slots) * self.layout.stride
+            self.writers.files.point(Point.BETWEEN)
+            self.writers.announce(open_segment, rows)
+            self._swap(open_segment, batch, rows)
+        finally:
+            self.writers.done(open_segment, written)
+        self.metrics.written_bytes.add(written)
+        self.health.recovered(PUBLISHING)
+        return len(slots)
+
+    def _write(self, s: OpenSegment, slots: list[int], batch: list[Write],
+               views: list[memoryview]) -> list[Row]:
+        now, rows = int(self.catalog.guard.now()), []
+        for write, slot, view in zip(batch, slots, views, strict=False):
+            head = write_record(self.layout, view, uuid=s.block.uuid, slot=slot, key=write.key, parent=write.parent,
+                                number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
+                                extra=write.extra, written=now if write.written is None else write.written)
+            rows.append(put_entry(write.key, write.parent, slot, write.flags, head, now))
+        self.mover.write(s.fd, views[: len(slots)], s.block.offset(slots[0]))
+        if self.settings.durable:
+            self.writers.files.sync(s.fd, Point.REORDERED)
+        return rows
+
+    def _swap(self, s: OpenSegment, batch: list[Write], rows: list[Row]) -> None:
+        """Point the index at copies, where it still points at what they are copies of."""
+        for write, row in zip(batch, rows, strict=False):
+            if write.replaces is None:
+                continue
+            self.writers.files.point(Point.COPIED)
+            hint = hints_of([write.key], s.segment.number, row[2], row[6], row[7], row[4])
+            self.catalog.index.replace(write.key, write.replaces, hint)
+            self.metrics.carried.add()
+            self.writers.files.point(Point.SWAPPED)
+
+    # ---- ends -----------------------------------------------------------------------------------------------------
+    def _finished(self, writes: list[Write], status: Status) -> None:
+        """End writes and those that wait for the same block."""
+        with self._changed:
+            twins = [twin for write in writes for twin in self._twins.pop(write.key, [])]
+        again = [t for t in twins if status is Status.OK and Flags.REPLAYED not in t.flags
+                 and any(w.key == t.key and Flags.REPLAYED in w.flags for w in writes)]
+        self._end([*writes, *(t for t in twins if t not in again)], status)
+        for write in again:  # an exact block that came while a replayed one was written
+            self.submit(write)
+
+    def _end(self, writes: Sequence[Write], status: Status) -> None:
+        now = time.monotonic()
+        for write in writes:
+            if write.ticket.end(0, status):
+                self.metrics.published.add(label=status)
+                self.metrics.publish_seconds.observe(now - write.begun)
+
+
+def arena_slots(settings: StoreSettings) -> int:
+    """Least slots of an arena: every thread that reads or writes has memory of its own."""
+    return 2 * settings.threads
