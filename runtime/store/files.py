@@ -81,7 +81,11 @@ class Files:
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, FOLDER_MODE)
+                self.mkdir(folder, point)
+                self.sync_folder(folder.parent, point)
+
+    def mkdir(self, path: Path, point: Point) -> None:
+        os.mkdir(path, FOLDER_MODE)
 
     def point(self, point: Point) -> None:
         """Passed where a change begins that is none of files: the tests stop here."""

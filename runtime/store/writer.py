@@ -34,6 +34,7 @@ class OpenSegment:
         self.lock = threading.Lock()
         self.next_slot = self.logged = self.in_flight = 0
         self.unsynced = 0
+        self.named = False  # whether the folder's entry is durable
         self.rows: list[Row] = []
 
     @property
@@ -160,6 +161,9 @@ class Writers:
         try:
             self.files.sync(s.fd, Point.REORDERED)
             self.files.sync(s.log_fd, Point.REORDERED)
+            if not s.named:
+                self.files.sync_folder(s.segment.folder, Point.REORDERED)
+                s.named = True
         except OSError as failure:
             self.health.failed(PUBLISHING, failure, off=False)
             return
