@@ -14,6 +14,7 @@ from deepinfer.runtime.plan import ReplayOption
 from deepinfer.runtime.structured.options import StructuredOutputs, structured_outputs
 
 _SEED_BITS = 64
+CACHE_CLASSES = ("chat", "agent")  # retention classes of the prefix store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,13 @@ class SamplingParams:
         logprobs: log-probabilities of the chosen and of so many most probable tokens, -1: of all; taken from the
             logits as the model gives them. ``prompt_logprobs``: the same for the prompt; every row of the prompt
             is then computed, whatever ``replay`` says.
+        deadline: seconds after its arrival at which the request ends, with what there is then and the finish_reason
+            ``deadline``; None: it may take as long as it does.
         detokenize: make text. ``skip_special_tokens``: without control tokens.
         replay: rows of the prompt that all layers compute: ``off`` (all), ``exact`` or a number; None: the
-            engine's default.
+            engine's default. With ``off`` and ``exact`` the answer never depends on what the prefix cache holds.
+        cache_salt: a tenant's secret: cached prefixes are shared among requests with the same one only.
+        cache_class: how long a store on disk keeps what this request computes: ``chat``, ``agent``; None: chat.
         structured_outputs: the form of the answer (a ``StructuredOutputs`` or a mapping with its fields): a JSON
             schema, a regular expression, a list of texts, a grammar, or any JSON object. The answer ends as soon as
             nothing can follow, also before ``min_tokens`` and with ``ignore_eos``.
@@ -73,6 +78,9 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     replay: ReplayOption = None
+    deadline: float | None = None
+    cache_salt: str | None = None
+    cache_class: str | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
@@ -96,7 +104,15 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise RequestError("True or False is needed", where=name, found=repr(getattr(self, name)))
+        if self.deadline is not None:
+            _real("deadline", self.deadline, 0, open_low=True)
         self._check_lists()
+        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and self.cache_salt):
+            raise RequestError("a text with at least one character is needed", where="cache_salt",
+                               found=repr(self.cache_salt), next_step="leave it out to share with everybody")
+        if self.cache_class not in (None, *CACHE_CLASSES):
+            raise RequestError("unknown class of the prefix store", where="cache_class", found=repr(self.cache_class),
+                               allowed=", ".join(CACHE_CLASSES))
         object.__setattr__(self, "structured_outputs", structured_outputs(self.structured_outputs))
         if self.greedy and self.n > 1:
             raise RequestError("several answers at temperature 0 would be equal", where="n", found=self.n, allowed=1,

@@ -7,7 +7,7 @@ was computed from too much or too little differs from that of ``Reference``, whi
 position and has neither rings nor pages nor chunks.
 
     e1 (T) <- ids;  x1 = window(e1);  tail, fine, pooled <- x1;  e2 (T) <- x1
-    x2 = window(e2), entries;  d1 (T_kept) <- x2;  y1 = window(d1), x2;  d2 (T_kept) <- y1
+    x2 = window(e2), entries;  deep <- x2;  d1 (T_kept) <- x2;  y1 = window(d1), x2, deep;  d2 (T_kept) <- y1
     logits <- window(d2), y1;  dr (T_kept) <- y1;  draft <- context(dr), block
 """
 
@@ -44,6 +44,7 @@ def witness_plan(*, window: int = 8, block: int = 16, ratio: int = 2, drafts: in
               for n, axis in (("e1", "T"), ("e2", "T"), ("d1", "T_kept"), ("d2", "T_kept"), ("dr", "T_kept"))]
     states.append(StatePlan("tail", RING, ratio - 1 + drafts + 1, RECORD.itemsize, "T", reach=ratio - 1))
     states.append(StatePlan("fine", PAGED, block, RECORD.itemsize))
+    states.append(StatePlan("deep", PAGED, block, RECORD.itemsize))
     states.append(StatePlan("pooled", PAGED, block // ratio, RECORD.itemsize, ratio=ratio))
     return EnginePlan(
         model="witness", target="cpu", vocab_size=vocab, max_model_len=max_len, max_num_seqs=seqs,
@@ -122,12 +123,13 @@ class WitnessEngine:
         x1 = self._window(slot, "e1", c, e1, start, c)
         self._entries(s, x1)
         e2 = _final(x1, 5)
-        x2 = self._window(slot, "e2", c, e2, start, c) + self._seen(s)
+        x2 = _final(self._window(slot, "e2", c, e2, start, c) + self._seen(s, ("fine", 1), ("pooled", self.ratio)), 10)
+        self._write(s, "deep", _final(x2, 13))
         at = c + q - kept
-        x2 = _final(x2, 10)[q - kept :]
+        x2, deep = x2[q - kept :], self._seen(s, ("deep", 1))[q - kept :]
         first = int(s["start_kept"])
         d1 = _final(x2, 6)
-        y1 = _final(self._window(slot, "d1", at, d1, first, c) + x2, 11)
+        y1 = _final(self._window(slot, "d1", at, d1, first, c) + x2 + deep, 11)
         d2 = _final(y1, 7)
         y2 = _final(self._window(slot, "d2", at, d2, first, c) + y1, 12)
         raw = _final(x1, 2)
@@ -146,8 +148,7 @@ class WitnessEngine:
         need(floor % ratio == 0, "a floor inside a group")
         table = block_table(s)
         need(len(table) >= self.plan.blocks_for(c + q), "blocks for all rows")
-        for i in range(max(c, floor), c + q):
-            self._page("fine", table, i)[()] = (i, _final(x1[i - c : i - c + 1], 4)[0])
+        self._write(s, "fine", _final(x1, 4))
         raw = _final(x1, 2)
         for j in range(c // ratio, (c + q) // ratio):
             if j * ratio < floor:
@@ -157,17 +158,29 @@ class WitnessEngine:
             values = np.concatenate((old, raw[rows[rows >= c] - c]))
             self._page("pooled", table, j)[()] = (j, _final(_mixed(values, rows - j * ratio).sum(keepdims=True), 3)[0])
 
-    def _seen(self, s: np.void) -> U64:
-        """For each row the sum over the entries that it sees."""
+    def _write(self, s: np.void, name: str, values: U64) -> None:
+        """An entry a row, of rows at or above the floor."""
+        c = int(s["c"])
+        rows = np.arange(max(c, int(s["floor"])), c + len(values))
+        at = self._at(name, block_table(s), rows)
+        self.memory.data[name]["pos"][at] = rows
+        self.memory.data[name]["value"][at] = values[rows - c]
+
+    def _seen(self, s: np.void, *states: tuple[str, int]) -> U64:
+        """For each row the sum over the entries that it sees; ``states``: names and ratios."""
         c, q, table = int(s["c"]), int(s["rows"]), block_table(s)
         total = np.zeros(q, dtype=np.uint64)
-        for name, ratio in (("fine", 1), ("pooled", self.ratio)):
+        for name, ratio in states:
             count = (c + q) // ratio
-            found = np.array([self._page(name, table, j)[()] for j in range(count)], dtype=RECORD)
+            found = self.memory.data[name][self._at(name, table, np.arange(count))]
             need(np.array_equal(found["pos"], np.arange(count)), f"I3: entries of {name}")
             sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_mixed(found["value"], np.arange(count)))))
             total += sums[(np.arange(c, c + q) + 1) // ratio]
         return total
+
+    def _at(self, name: str, table: NDArray[np.int32], entries: NDArray[np.int64]) -> tuple[Any, Any]:
+        per = self.rows[name]
+        return table[entries // per], entries % per
 
     def _page(self, name: str, table: NDArray[np.int32], j: int) -> NDArray[Any]:
         per = self.rows[name]
@@ -257,6 +270,7 @@ class Reference:
         self.ratio = next(s.ratio for s in plan.states if s.name == "pooled")
         self.ids: list[int] = []
         self.values: dict[str, dict[int, int]] = {s.name: {} for s in plan.states}
+        self.sums: dict[str, list[int]] = {s.name: [0] for s in plan.states}  # mixed entries before each one
         self.floor = self.row = self.enc = self.dec = 0
         self.hit = False
 
@@ -264,6 +278,7 @@ class Reference:
         other = Reference(self.plan)
         other.__dict__.update(self.__dict__)
         other.ids, other.values = list(self.ids), {k: dict(v) for k, v in self.values.items()}
+        other.sums = {k: list(v) for k, v in self.sums.items()}
         return other
 
     def feed(self, ids: Sequence[int], keep: int | None) -> NDArray[np.float32]:
@@ -302,19 +317,26 @@ class Reference:
         x1 = self._window("e1", i, self.enc)
         v["tail"][i], v["e2"][i] = _fin(x1, 2), _fin(x1, 5)
         if i >= self.floor:
-            v["fine"][i] = _fin(x1, 4)
+            self._entry("fine", i, _fin(x1, 4))
             if (i + 1) % ratio == 0:
                 rows = range(i + 1 - ratio, i + 1)
-                v["pooled"][i // ratio] = _fin(sum(_mix(v["tail"][p], p % ratio) for p in rows), 3)
-        seen = sum(_mix(v["fine"][j], j) for j in range(i + 1))
-        seen += sum(_mix(v["pooled"][j], j) for j in range((i + 1) // ratio))
+                self._entry("pooled", i // ratio, _fin(sum(_mix(v["tail"][p], p % ratio) for p in rows), 3))
+        seen = self.sums["fine"][i + 1] + self.sums["pooled"][(i + 1) // ratio]
         x2 = _fin(self._window("e2", i, self.enc) + seen, 10)
+        if i >= self.floor:
+            self._entry("deep", i, _fin(x2, 13))
         if not kept:
             return None
         v["d1"][i] = _fin(x2, 6)
-        y1 = _fin(self._window("d1", i, self.dec) + x2, 11)
+        y1 = _fin(self._window("d1", i, self.dec) + x2 + self.sums["deep"][i + 1], 11)
         v["d2"][i], v["dr"][i] = _fin(y1, 7), _fin(y1, 8)
         return _fin(self._window("d2", i, self.dec) + y1, 12)
+
+    def _entry(self, name: str, j: int, value: int) -> None:
+        sums = self.sums[name]
+        self.values[name][j] = value
+        del sums[j + 1 :]
+        sums.append(sums[j] + _mix(value, j))
 
     def _window(self, name: str, i: int, start: int) -> int:
         return sum(_mix(self.values[name][p], i - p) for p in range(max(start, i - self.plan.window + 1, 0), i + 1))

@@ -1,0 +1,297 @@
+"""The prefix cache in memory: what a request adopts, and what is kept of what it computes.
+
+Blocks lie in the engine's own pool, where the cache is a holder like any sequence; blocks that only the cache holds are
+given up when somebody needs room. Window snapshots at the ends of chains lie in a pool of their own. Which road a hit
+takes is decided in ``road.py``, what a key is in ``chain.py``.
+
+Lineage: entries that were computed behind an inexact replay depend on where it lay, so every block carries the replays
+that it and the blocks before it hang on (``History``). They become part of the adopting request's replay log. Requests
+that have to be exact adopt exact blocks only, and an exact block replaces a replayed one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.runtime.clock import STEP, Clock, Replayed
+from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.pool import Pool
+from deepinfer.runtime.prefix.chain import BlockChain
+from deepinfer.runtime.prefix.counters import PrefixCounters
+from deepinfer.runtime.prefix.interface import MISS, Hit
+from deepinfer.runtime.prefix.road import Road, choose, edges_to_keep, kept_rows, must_be_exact, replay_of
+from deepinfer.runtime.prefix.tree import NO_WINDOWS, BlockTree, History, Node, same_ids
+from deepinfer.runtime.prefix.windows import State, WindowPool
+
+if TYPE_CHECKING:
+    from deepinfer.runtime.prefix.roots import Roots
+    from deepinfer.runtime.sequence import Sequence
+
+_ENDS = 2  # block edges behind each other whose windows are kept at the end of a chain
+
+
+@dataclass(frozen=True)
+class Found:
+    """What ``lookup`` found: the chain's nodes up to the hit, and the road to take."""
+
+    nodes: tuple[Node, ...]
+    road: Road
+
+
+@dataclass
+class Progress:
+    """How far a running sequence is published.
+
+    Args:
+        history: inexact replays of the sequence itself, in order. ``settled``: blocks that are published or known to
+            be there. ``last``: node of the block before the next one.
+        closed: the chain lies behind a block of another history: nothing more is published.
+        pins: blocks of the cache that equal the sequence's own; held so that what hangs on them stays reachable.
+        edges: positions in the prompt at which windows are kept. ``first_edge``: windows below it are not those of a
+            run with this history.
+        ends: nodes whose windows this sequence left while decoding.
+    """
+
+    chain: BlockChain
+    history: History
+    edges: tuple[int, ...]
+    first_edge: int
+    settled: int = 0
+    last: Node | None = None
+    closed: bool = False
+    pins: list[int] = field(default_factory=list)
+    ends: deque[Node] = field(default_factory=deque)
+
+    def history_of(self, block: int, size: int) -> History:
+        """Replays that entries of a block depend on."""
+        return tuple(r for r in self.history if r.floor <= block * size)
+
+
+class MemoryCache:
+    """See the module and ``PrefixCache``.
+
+    Args:
+        pool: the engine's blocks. ``state``: bytes of a ring slot, ``Engine.state``.
+        snapshots: of windows that are kept at most; their memory is taken here.
+        roots: what the first block's key hangs on, by tenant.
+    """
+
+    def __init__(self, plan: EnginePlan, pool: Pool, state: State, *, snapshots: int, roots: Roots,
+                 counters: PrefixCounters | None = None) -> None:
+        self.plan, self.roots = plan, roots
+        self.counters = counters or PrefixCounters()
+        self.windows = WindowPool(plan, state, snapshots)
+        self.tree = BlockTree(pool, self._dropped)
+        self._progress: dict[Sequence, Progress] = {}
+        self._chains: WeakKeyDictionary[Sequence, BlockChain] = WeakKeyDictionary()
+
+    # ---- a waiting sequence -----------------------------------------------------------------------------------------
+    def lookup(self, s: Sequence) -> Hit:
+        """See ``PrefixCache``."""
+        if s.request.prompt_logprobs is not None:
+            return MISS
+        ids = s.known_ids()
+        nodes = self._match(s, ids)
+        option = s.request.params.replay
+        exact, replay = must_be_exact(self.plan, option), replay_of(self.plan, option)
+        if exact:
+            nodes = nodes[: next((i for i, node in enumerate(nodes) if not node.exact), len(nodes))]
+        edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
+        road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)
+        if road is None:
+            return MISS
+        kept = tuple(nodes[: road.floor // self.plan.block_tokens])
+        return Hit(road.floor, tuple(node.block for node in kept), Found(kept, road))
+
+    def _match(self, s: Sequence, ids: NDArray[np.int64]) -> list[Node]:
+        most = (len(ids) - 1) // self.plan.block_tokens
+        return self.tree.match(self._chain(s, ids[: most * self.plan.block_tokens]), ids, most)
+
+    def _chain(self, s: Sequence, ids: NDArray[np.int64]) -> BlockChain:
+        """Keys of a sequence's blocks, each hashed once."""
+        chain = self._chains.get(s)
+        if chain is None:
+            chain = BlockChain(self.roots.root(s.request.params.cache_salt), self.plan.block_tokens)
+            first = s.request.sequences[0] if s.request.sequences else None
+            if first is not None and first is not s and first in self._chains:
+                chain = self._chains[first].fork()
+                chain.truncate(len(s.request.prompt_ids) // self.plan.block_tokens)
+            self._chains[s] = chain
+        chain.extend(ids)
+        return chain
+
+    def stop(self, s: Sequence, first: int, stop: int) -> int:
+        """See ``PrefixCache``: a chunk ends where a snapshot is due."""
+        progress = self._progress.get(s) or self._begin(s)
+        return min((at for at in progress.edges if first < at < stop), default=stop)
+
+    def adopt(self, hit: Hit, s: Sequence) -> None:
+        """See ``PrefixCache``."""
+        assert s.holding is not None and isinstance(hit.found, Found)
+        road, nodes = hit.found.road, hit.found.nodes
+        for block in hit.blocks:
+            self.tree.pool.share(block)
+            s.holding.append(block)
+        self.tree.touch(nodes)
+        if road.windows:
+            node = nodes[road.start // self.plan.block_tokens - 1]
+            self.windows.restore(node.windows, s.holding.slot, road.start)
+        s.clock.adopt_prefix(road.floor, road.start, windows=road.windows, log=nodes[-1].history)
+        exact = road.floor - road.start >= self.plan.exact_rerun
+        self.counters.hit(road, road.windows or exact)
+
+    # ---- a running sequence -----------------------------------------------------------------------------------------
+    def committed(self, s: Sequence) -> None:
+        """See ``PrefixCache``."""
+        size = self.plan.block_tokens
+        progress = self._progress.get(s) or self._begin(s)
+        full = s.clock.n // size
+        if full > progress.settled and not progress.closed:
+            ids = s.known_ids()
+            self._chain(s, ids[: full * size])
+            while progress.settled < full and not progress.closed:
+                self._settle(s, progress, ids)
+        s.clock.pub = max(s.clock.pub, full)
+        self._keep_windows(s, progress)
+
+    def _begin(self, s: Sequence) -> Progress:
+        """A sequence that got memory: after a hit, cold, forked or resumed."""
+        clock, plan = s.clock, self.plan
+        option = s.request.params.replay
+        replay, exact = replay_of(plan, option), must_be_exact(plan, option)
+        history = tuple(r for r in clock.log if inexact(plan, r))
+        own = [r for r in clock.log if r.axis == STEP]
+        first_edge = max((r.floor + inexact(plan, r) for r in own), default=0)
+        edges = edges_to_keep(plan, clock.prompt_end, kept_rows(plan, replay, exact))
+        edges = tuple(sorted({*edges, *(r.floor for r in own if not inexact(plan, r))}))
+        ids = s.known_ids()
+        progress = Progress(self._chain(s, ids[: clock.n]), history,
+                            tuple(at for at in edges if at >= first_edge) if self.windows.units else (), first_edge)
+        while progress.settled < clock.h // plan.block_tokens and not progress.closed:
+            self._settle(s, progress, ids)  # adopted blocks are there
+        self._progress[s] = progress
+        return progress
+
+    def _settle(self, s: Sequence, p: Progress, ids: NDArray[np.int64]) -> None:
+        """Publish the next full block, or find that an equal one is there."""
+        assert s.holding is not None
+        size, number = self.plan.block_tokens, p.settled
+        if number and (p.last is None or not p.last.alive):
+            p.closed = True
+            return
+        key, block, history = p.chain[number], int(s.holding.blocks[number]), p.history_of(number, size)
+        node = self.tree.find(key)
+        if node is not None and same_ids(node, ids, size) and not history and not node.exact:
+            self.counters.replaced.add()
+            self.tree.remove(node)
+            node = None
+        if node is None:
+            own = ids[number * size : (number + 1) * size].astype(np.int32)
+            node = Node(key, number, own, block, p.last, history)
+            self.tree.insert(node)
+            self.counters.published.add(label="exact" if node.exact else "replayed")
+        elif node.history != history or not same_ids(node, ids, size):
+            p.closed = True
+            return
+        elif node.block != block:
+            self.tree.pool.share(node.block)
+            p.pins.append(node.block)
+        p.last = node
+        p.settled += 1
+
+    # ---- windows ----------------------------------------------------------------------------------------------
+    def _keep_windows(self, s: Sequence, p: Progress) -> None:
+        """A snapshot at the edge of a block where the rings still hold the rows in front of it."""
+        clock, size = s.clock, self.plan.block_tokens
+        decoding = clock.row >= clock.prompt_end
+        at = clock.row // size * size if decoding else clock.row
+        if at % size or at < max(1, p.first_edge) or not self.windows.units or p.settled < at // size:
+            return
+        if (not decoding and at not in p.edges) or clock.w - at > self.windows.slack:
+            return
+        node = p.last
+        while node is not None and self._end(node) > at:  # rows in front of a hit that run again
+            node = node.parent
+        if node is None or not node.alive or self._end(node) != at:
+            return
+        if node.windows != NO_WINDOWS:
+            self.windows.touch(node.windows)
+            return
+        assert s.holding is not None
+        node.windows, lost = self.windows.take(node, s.holding.slot, at)
+        if lost is not None:
+            lost.windows = NO_WINDOWS
+        self.counters.snapshots.add()
+        if at > clock.prompt_end:
+            p.ends.append(node)
+            if len(p.ends) > _ENDS:
+                self._forget_windows(p.ends.popleft())
+
+    def _end(self, node: Node) -> int:
+        return (node.number + 1) * self.plan.block_tokens
+
+    def _forget_windows(self, node: Node) -> None:
+        if node.windows != NO_WINDOWS:
+            self.windows.give_back(node.windows)
+            node.windows = NO_WINDOWS
+
+    def _dropped(self, node: Node) -> None:
+        self._forget_windows(node)
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+    def released(self, s: Sequence) -> None:
+        """See ``PrefixCache``."""
+        progress = self._progress.pop(s, None)
+        if progress is None:
+            return
+        for block in progress.pins:
+            self.tree.pool.give_back(block)
+        nodes, node = list[Node](), progress.last
+        while node is not None and node.alive:
+            nodes.append(node)
+            node = node.parent
+        self.tree.touch(nodes[::-1])
+
+    @property
+    def evictable(self) -> int:
+        """See ``PrefixCache``."""
+        return self.tree.evictable
+
+    def evict(self, need: int) -> int:
+        """See ``PrefixCache``."""
+        freed = self.tree.evict(need)
+        self.counters.evicted.add(freed)
+        return freed
+
+    def held(self) -> Iterable[int]:
+        """See ``PrefixCache``."""
+        yield from self.tree.held()
+        for progress in self._progress.values():
+            yield from progress.pins
+
+    def clear(self) -> None:
+        """Forget every block that no sequence hangs on."""
+        for node in list(self.tree):
+            if node.alive and node.number == 0:
+                self.tree.remove(node)
+
+    def check(self) -> None:
+        """The cache's own books; InternalError when they are wrong."""
+        self.windows.check()
+
+
+def inexact(plan: EnginePlan, r: Replayed) -> bool:
+    """Whether a replay in front of a hit makes entries differ from those of a cold run."""
+    return r.axis == STEP and r.start > 0 and r.floor - r.start < plan.exact_rerun
+
+
+def replays_of(clock: Clock) -> History:
+    """The inexact replays in a clock's log."""
+    return tuple(r for r in clock.log if inexact(clock.plan, r))
