@@ -19,6 +19,21 @@ GRANULARITIES = ("none", "element", "group", "row")
 
 
 @dataclass(frozen=True)
+class Roof:
+    """A machine as two limits, for predictions: ``read`` bytes a second from memory, ``multiply`` multiply-adds a
+    second in the widest format of its matrix units; ``basis``: where the figures come from."""
+
+    machine: str
+    read: float
+    multiply: float
+    basis: str
+
+    def seconds(self, size: float, macs: float) -> float:
+        """Least time for ``size`` bytes and ``macs`` multiply-adds."""
+        return max(size / self.read, macs / self.multiply)
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What the skeletons of a target can carry; fusion is legality against these, see codegen/passes/fuse.py.
 
@@ -26,7 +41,9 @@ class Capabilities:
     contractions of the same rows run in one kernel. ``mixed_tiles``: unrelated contractions may share a launch.
     ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
     cost
-    of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold.
+    of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that
+    draw tokens; else drafts are the largest logits, and the runtime draws on the host. ``roofs``: machines that
+    reports predict for; they change no code.
     """
 
     target: str
@@ -37,6 +54,8 @@ class Capabilities:
     ticket: bool = False
     barrier_us: float = 1.0
     on_chip_bytes: int = 1 << 20
+    draws: bool = False
+    roofs: tuple[Roof, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
         plan = lower(described, backend, target, dump=dump_ir, on_pass=phase.named, workspace_bytes=workspace_bytes)
         binary = _compile_kernels(backend, plan, jobs or os.cpu_count() or 1, isa, phase)
         phase.named("package")
-        contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint)
+        contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint,
+                                  roofs=backend.capabilities(target).roofs)
         folder, wheel_file = write_engine(contents, out, wheel=wheel)
     done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, binary.cache_misses,
                     perf_counter() - start)
@@ -81,7 +82,8 @@ def load_backend(target: str) -> Backend:
     announced = backend_of(target)
     if not announced.built:
         raise SpecError("this target cannot be compiled for yet", where="target", found=target, allowed=built_targets())
-    backend: Backend = import_module(f"deepinfer.backends.{announced.name}.backend").BACKEND
+    module = import_module(f"deepinfer.backends.{announced.name}.backend")
+    backend: Backend = module.backend(target) if hasattr(module, "backend") else module.BACKEND
     return backend
 
 

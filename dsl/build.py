@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from deepinfer.dsl import ops
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HERE = str(Path(__file__).parent)  # as code objects name it: deepinfer/dsl is a link
 _stack: list[Builder] = []
+_MOST_CALLERS = 6  # a spec is not nested deeper than this
 
 
 class Builder:
@@ -72,10 +74,20 @@ def _frozen(v: Attr) -> object:
 
 
 def _spec_location() -> Loc:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return Loc(Path(frame.f_code.co_filename).name, frame.f_lineno) if frame else Loc()
+        frame = frame.f_back
+    if frame is None:
+        return Loc()
+    folder, line = str(Path(frame.f_code.co_filename).parent), frame.f_lineno
+    file, callers = Path(frame.f_code.co_filename).name, list[Loc]()
+    while (frame := frame.f_back) is not None and len(callers) < _MOST_CALLERS:
+        if Path(frame.f_code.co_filename).parent != Path(folder):
+            if frame.f_code.co_filename.startswith(_HERE):
+                continue  # an op of the DSL that calls back into the spec
+            break
+        callers.append(Loc(Path(frame.f_code.co_filename).name, frame.f_lineno))
+    return Loc(file, line, tuple(callers))
 
 
 def current() -> Builder:

@@ -32,13 +32,20 @@ class _Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class Loc:
-    """Place in a spec that made a node."""
+    """Place in a spec that made a node. ``callers``: the places that called it, the nearest first, as far as they lie
+    in the same folder."""
 
     file: str = "?"
     line: int = 0
+    callers: tuple[Loc, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """From the entry function of the spec down to the line itself."""
+        return *(str(c) for c in reversed(self.callers)), str(self)
 
 
 @dataclass(eq=False)

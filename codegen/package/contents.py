@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import deepinfer
-from deepinfer.backends.base import ALL, Binary
+from deepinfer.backends.base import ALL, Binary, Roof
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.codegen.lower import Plan
+from deepinfer.codegen.package.explanation import explanation
 from deepinfer.codegen.package.interface import Interface, Value
 from deepinfer.codegen.plan.cache_plan import cache_plan
 from deepinfer.codegen.plan.launch import Commit
@@ -28,12 +29,13 @@ _PLAIN = ("f32", "bf16", "i64", "i32", "bool")
 @dataclass(frozen=True)
 class EngineContents:
     """Input of ``write_engine``. ``checkpoint``: what was compiled for; its folder and path leave no trace. ``costs``:
-    cost tables, once a target has them."""
+    cost tables, once a target has them; ``roofs``: machines that the report predicts for."""
 
     plan: Plan
     binary: Binary
     checkpoint: Checkpoint
     costs: Mapping[str, Any] | None = None
+    roofs: tuple[Roof, ...] = ()
 
     def manifest(self, runner_compiler: str) -> dict[str, Any]:
         """Everything of the manifest but the list of files."""
@@ -73,20 +75,8 @@ class EngineContents:
         return out
 
     def explanation(self) -> dict[str, Any]:
-        """Launch by launch: kernel, place in the model, why the kernel ends there, and the spec lines it covers."""
-        table, out = self.plan.lowered.table, {}
-        for name, entry in table.entries.items():
-            nodes = {n.id: n for n in self.plan.graphs[name]}
-            steps: list[dict[str, Any]] = []
-            for step in entry.launches:
-                if isinstance(step, Commit):
-                    steps.append({"commit": table.states[step.state].name, "scope": step.scope})
-                    continue
-                lines = sorted({str(nodes[i].loc) for i in step.nodes if i in nodes})
-                steps.append({"kernel": table.kernels[step.kernel].symbol, "rows": step.axis, "scope": step.scope,
-                              "why": step.why, "lines": lines})
-            out[name] = steps
-        return out
+        """The content of ``explain.json``."""
+        return explanation(self.plan, self.roofs)
 
     def _scopes(self) -> dict[int, list[str]]:
         scopes: dict[int, list[str]] = {}

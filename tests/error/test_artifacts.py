@@ -103,11 +103,14 @@ def test_each_source_says_which_region_it_computes_and_where(written: Path) -> N
 
 
 def test_the_explanation_leads_from_a_layer_to_spec_lines_and_kernels(written: Path, plan: Plan) -> None:
-    steps = json.loads((written / "explain.json").read_text())["step"]
+    steps = json.loads((written / "explain.json").read_text())["entries"]["step"]["launches"]
     assert len(steps) == len(plan.lowered.table.entries["step"].launches)
     layer = [s for s in steps if s["scope"].startswith("layers.5.attn") and "kernel" in s]
     assert layer
     assert all(s["why"] and s["lines"] for s in layer)
+    assert all("_layer" not in line and ":" in line for s in layer for chain in s["lines"] for line in chain)
+    entry = Path(plan.model.spec.replace(".", "/")).name  # the chain starts where the spec describes the step
+    assert all(chain[0].startswith(entry) for s in layer for chain in s["lines"])
     assert {"commit": "win.5", "scope": "layers.5.attn"} in steps
 
 

@@ -1,0 +1,59 @@
+"""``explain.json``: every launch of an engine with where it comes from, why it ends where it ends, and what it costs.
+
+    {"roofs": [machine, ...],
+     "kernels": [{"symbol", "family", "title", "source"}, ...],
+     "entries": {"step": {"launches": [...], "buffers": [...], "loops": [...], "arena": bytes, "limits": {...}}}}
+
+A launch is ``{"commit": state, "scope"}`` or has ``kernel`` (its number), ``rows`` (axis), ``scope``, ``why``,
+``lines`` (chains of spec lines, the entry function first), ``ops`` (counts), ``reads`` and ``writes`` (buffer numbers),
+``states``, ``params``, ``cost`` (plan/cost.py). A buffer is ``[axis, bytes a row, first
+launch, last launch, offset, rows of a loop's tile]``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from deepinfer.backends.base import Roof
+from deepinfer.codegen.lower import Plan
+from deepinfer.codegen.plan.cost import launch_cost
+from deepinfer.codegen.plan.launch import Commit, EntryTable, Launch
+from deepinfer.dsl.graph import Node
+
+
+def explanation(plan: Plan, roofs: Sequence[Roof]) -> dict[str, Any]:
+    """The content of ``explain.json``, see the module."""
+    lowered = plan.lowered
+    kernels = [{"symbol": source.symbol, "family": spec.family, "title": spec.title,
+                "source": f"src/{source.symbol}{source.suffix}"}
+               for spec, source in zip(lowered.specs, lowered.sources, strict=True)]
+    return {"roofs": [asdict(r) for r in roofs], "kernels": kernels,
+            "entries": {name: _entry(plan, name, entry) for name, entry in lowered.table.entries.items()}}
+
+
+def _entry(plan: Plan, name: str, entry: EntryTable) -> dict[str, Any]:
+    nodes = {n.id: n for n in plan.graphs[name]}
+    launches = [{"commit": plan.lowered.table.states[s.state].name, "scope": s.scope} if isinstance(s, Commit) else
+                _launch(plan, entry, s, nodes) for s in entry.launches]
+    limits = dict(entry.limits or plan.lowered.table.limits)
+    return {"launches": launches, "arena": entry.arena_bytes, "limits": limits,
+            "buffers": [[b.axis, b.row_bytes, b.first, b.last, b.offset, b.rows] for b in entry.buffers],
+            "loops": [[x.first, x.count, x.axis, x.rows] for x in entry.loops]}
+
+
+def _launch(plan: Plan, entry: EntryTable, launch: Launch, nodes: Mapping[int, Node]) -> dict[str, Any]:
+    spec = plan.lowered.specs[launch.kernel]
+    inside = [nodes[i] for i in launch.nodes if i in nodes]
+    given = list(zip(spec.operands, launch.args, strict=True))
+    states = [plan.lowered.table.states[a.index].name for o, a in given if o.role == "state"]
+    params = [plan.lowered.params[a.index].name for o, a in given if o.role == "param"]
+    return {"kernel": launch.kernel, "rows": launch.axis, "scope": launch.scope, "why": launch.why,
+            "lines": sorted({n.loc.chain for n in inside}),
+            "ops": dict(Counter(n.op for n in inside)),
+            "reads": [a.index for o, a in given if o.role == "value" and not o.write],
+            "writes": [a.index for o, a in given if o.role == "value" and o.write],
+            "states": list(dict.fromkeys(states)), "params": list(dict.fromkeys(params)),
+            "cost": launch_cost(launch, entry, plan.lowered).as_dict()}
