@@ -41,7 +41,6 @@ class Batch:
         self.sequences = np.zeros(self.limits["seq"], SEQUENCE)
         self.token_ids = np.zeros(self.limits["step"], np.int64)
         self.lookback = np.zeros((self.limits["step"], self.width), np.int64)
-        self._history = np.zeros(self.limits["step"] + self.width, np.int64)
         self._tables: list[NDArray[np.int32]] = []
         self.count = self.rows = 0
 
@@ -69,18 +68,23 @@ class Batch:
             raise TypeError("a block table is a contiguous int32 array")
         self._tables.append(blocks)
         self.token_ids[self.rows : stop] = ids
-        self._look_back(q, before)
+        look_back(self.lookback[self.rows : stop], self.token_ids[self.rows : stop], before)
         self.sequences[self.count] = (slot, q, q if kept is None else kept, wanted, c, floor, start_step, start_kept,
                                       blocks.ctypes.data, len(blocks), 0)
         self.count += 1
         self.rows = stop
 
-    def _look_back(self, q: int, before: Sequence[int] | NDArray[np.int64]) -> None:
-        older = self.width - 1
-        rows, history = self.lookback[self.rows : self.rows + q], self._history[: older + q]
-        known = before[max(0, len(before) - older) :]
-        history[:older] = -1
-        history[older - len(known) : older] = known
-        history[older:] = self.token_ids[self.rows : self.rows + q]
-        for back in range(self.width):
-            rows[:, back] = history[older - back : older - back + q]
+
+def look_back(out: NDArray[np.int64], ids: Sequence[int] | NDArray[np.int64],
+              before: Sequence[int] | NDArray[np.int64]) -> None:
+    """Fill ``out`` [rows, width] with each row's id and the ids before it, newest first, -1 before the start.
+
+    ``before``: ids before the first row, oldest first; the last width - 1 of them are used.
+    """
+    width = out.shape[1]
+    known = before[max(0, len(before) - width + 1):]
+    history = np.full(width - 1 + len(ids), -1, np.int64)
+    history[width - 1 - len(known): width - 1] = known
+    history[width - 1:] = ids
+    for back in range(width):
+        out[:, back] = history[width - 1 - back: width - 1 - back + len(ids)]

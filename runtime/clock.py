@@ -8,7 +8,7 @@ computes a position of its own: it takes the ``Part`` that a transition returns,
 |---|---|
 | t | known ids |
 | n | committed rows: their cache entries and ring rows are final. While steps are in flight: as far as the host knows |
-| w | highest row written, or maybe by steps in flight, plus one; rows n .. w - 1 are overwritten before a read |
+| w | highest row written, or that steps in flight may write, plus one; rows n .. w - 1 are overwritten before a read |
 | h | write floor: no cache entry of a position below it is written |
 | row | position of the next row; below n only while rows in front of a prefix hit run again |
 | verifying | rows of verifies whose outcome is not known: they begin at ``row`` or above it |
@@ -34,7 +34,7 @@ from deepinfer.errors import InternalError, RequestError
 from deepinfer.runtime.plan import EnginePlan, Replay
 
 STEP, KEPT = "T", "T_kept"
-Rows = NDArray[np.integer[Any]]
+Rows = NDArray[np.integer[Any]] | np.integer[Any]
 _COLUMNS = ("t", "n", "w", "h", "row", "prompt_end", "first_kept", "start_step", "start_kept", "hit", "verifying",
             "pub", "finished")
 NO_HIT, BY_REPLAY = -2, -1
@@ -82,7 +82,8 @@ class ClockTable:
 
     def kept_in(self, at: Rows, rows: Rows) -> Rows:
         """How many of the next ``rows`` rows are kept."""
-        return np.clip(self.row[at] + rows - self.first_kept[at], 0, rows)
+        out: Rows = np.clip(self.row[at] + rows - self.first_kept[at], 0, rows)
+        return out
 
     def sent(self, at: Rows, rows: Rows) -> None:
         """The next ``rows`` rows (chunk) are part of a step that runs or will."""
@@ -302,7 +303,7 @@ class Clock:
         self._hit(floor, floor - start)
         self.pub = floor // self.plan.block_tokens
         self.windowed = windows
-        self.log = list(log)
+        self.log += log
 
     def _hit(self, floor: int, rerun: int | None) -> None:
         self.t = self.n = self.w = self.h = self.row = floor

@@ -1,41 +1,43 @@
-"""The loop: schedule, run one step of the engine, choose tokens, bring every sequence up to date."""
+"""An engine with its queues: requests in, tokens out."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Series
+from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from threading import RLock
 
 import numpy as np
 
 from deepinfer.errors import InternalError, PlanError, RequestError
 from deepinfer.runtime import events
-from deepinfer.runtime.backend import Engine, Outputs
+from deepinfer.runtime.backend import Engine
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.clock import Clock, Part
+from deepinfer.runtime.cost import ChunkBudget
 from deepinfer.runtime.detokenizer import Decode, StopTexts, TextStream
+from deepinfer.runtime.executor import Executor
+from deepinfer.runtime.host_executor import make_executor
+from deepinfer.runtime.loop import Loop, News
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.noise import mixed
-from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, TokenLogprobs
-from deepinfer.runtime.plan import OFF, EnginePlan
-from deepinfer.runtime.sampling import (
-    NOT_FINITE,
-    Row,
-    TokenChooser,
-    bad_logits,
-    encode_bad_words,
-    sequence_key,
-    top_logprobs,
-)
+from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics
+from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.prefix.interface import NoCache, PrefixCache
+from deepinfer.runtime.residence import Residence
+from deepinfer.runtime.results import Results
+from deepinfer.runtime.sampling import encode_bad_words, sequence_key
 from deepinfer.runtime.sampling_params import SamplingParams
-from deepinfer.runtime.scheduler import Scheduler
+from deepinfer.runtime.scheduler import PATIENCE, Scheduler
 from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds, check_prompt
+from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts
 from deepinfer.runtime.structured.compiler import GrammarCompiler
-from deepinfer.runtime.structured.constraint import restricted
+from deepinfer.runtime.table import SequenceTable
 
 
 @dataclass(frozen=True)
@@ -56,31 +58,61 @@ class EngineCore:
         ends: ids of the model's end tokens. ``text``: None without a tokenizer.
         seed: seed of requests that bring none; None: from the system.
         spill_bytes: host memory for preempted sequences.
+        lag: steps that are planned ahead: 0 or 1; see ``loop``. ``executor``: runs the steps; None: the engine's own.
+        policy: of drafts; None: all that the engine drafts. ``prefix``: cache of prefixes; None: there is none.
+        stretch: see ``cost.ChunkBudget``. ``now``: seconds of a clock that only goes forward.
     """
 
     def __init__(self, plan: EnginePlan, engine: Engine, *, slots: int, blocks: int, ends: Iterable[int] = (),
-                 text: TextSide | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
+                 text: TextSide | None = None, seed: int | None = None, spill_bytes: int = 1 << 30, lag: int = 0,
+                 executor: Executor | None = None, policy: DraftPolicy | None = None,
+                 prefix: PrefixCache | None = None, stretch: float | None = None,
                  now: Callable[[], float] = time.monotonic) -> None:
-        self.plan, self.engine, self.text, self.now = plan, engine, text, now
+        self.plan, self._engine, self.text, self.now = plan, engine, text, now
         self.ends = frozenset(ends)
         self.grammars = GrammarCompiler(text.tokenizer_json if text else None, plan.vocab_size, self.ends)
         self.lock = RLock()
         self.metrics = Metrics()
+        self.executor: Executor = executor or make_executor(plan, engine, lag)
         self.memory = SequenceMemory(plan, engine, slots, blocks)
-        self.scheduler = Scheduler(plan, self.memory, self.metrics, spill_bytes)
+        self.prefix: PrefixCache = prefix or NoCache()
+        drafts = plan.draft_tokens if "draft" in plan.entries else 0
+        self.policy: DraftPolicy = policy or FixedDrafts(drafts)
+        self.table = SequenceTable(plan, self.memory)
+        self.residence = Residence(plan, self.memory, self.table, self.executor, self.prefix, self.policy,
+                                   self.metrics, spill_bytes=spill_bytes, now=now, answer=self._sequence)
+        self.scheduler = Scheduler(plan, self.memory, self.table, self.residence, self.prefix, self.policy,
+                                   ChunkBudget(stretch, plan.block_tokens), self.metrics)
+        results = Results(plan, self.table, self.prefix, self.policy, self.metrics,
+                          None if text is None else lambda token: text.decode((token,), False))
+        self.loop = Loop(plan, self.scheduler, self.table, self.executor, self.residence, results, self.metrics,
+                         lag=lag, now=now)
         self.batch = Batch(plan)
         self.requests: dict[str, Request] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self._order = 0
         self._closed = False
+
+    @property
+    def engine(self) -> Engine:
+        """What runs a session's rows."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        """Another engine over the same memory; no sequence may be running."""
+        self._engine = self.memory.engine = engine
+        self.executor = self.residence.executor = self.loop.executor = make_executor(self.plan, engine, self.loop.lag)
 
     def close(self) -> None:
         """Give the engine's memory back; what comes afterwards is refused. Closing twice is fine."""
         with self.lock:
             if not self._closed:
+                self.loop.give_up()
                 self._closed = True
                 self.grammars.close()
-                self.engine.close()
+                self.executor.close()
 
     def require_open(self) -> None:
         """RequestError when the engine is closed."""
@@ -100,7 +132,7 @@ class EngineCore:
         if params.n > self.memory.slots.size:
             raise RequestError("more answers than sequences run at the same time", where="n", found=params.n,
                                allowed=f"1..{self.memory.slots.size}")
-        need = plan.blocks_for(len(ids)) + (params.n - 1) * self.memory.fork_need(len(ids))
+        need = plan.blocks_for(len(ids)) + params.n - 1
         if need > self.memory.blocks.size:
             raise RequestError("prompt and answers need more cache blocks than there are", where=where, found=need,
                                allowed=f"at most {self.memory.blocks.size}", next_step="ask for fewer answers")
@@ -113,8 +145,11 @@ class EngineCore:
         most = most if params.max_tokens is None else min(most, params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.ends)
         grammar = None if params.form is None else self.grammars.compile(params.form)
-        return Request(request_id, prompt, ids, params, ends, most, RequestMetrics(self.now()),
-                       [CompletionOutput(i) for i in range(params.n)], priority, stream=stream,
+        now = self.now()
+        return Request(request_id, prompt, ids, params, ends, most, RequestMetrics(now),
+                       [CompletionOutput(i) for i in range(params.n)], now + priority * PATIENCE, stream=stream,
+                       deadline=None if params.deadline is None else now + params.deadline,
+                       vocabulary=plan.vocab_size,
                        prompt_logprobs=None if params.prompt_logprobs is None else [None], grammar=grammar)
 
     def add(self, request: Request) -> None:
@@ -125,21 +160,17 @@ class EngineCore:
                 raise RequestError("a request with this id is running", where="request_id", found=request.request_id)
             self._order += 1
             request.order = self._order
-            replay = self.plan.replay_rows(OFF if request.prompt_logprobs is not None else request.params.replay)
-            ids = TokenIds(request.prompt_ids, request.most_tokens)
-            clock = Clock(self.plan)
-            clock.prompt(ids.count, replay)
             self.requests[request.request_id] = request
-            self.scheduler.add(self._sequence(request, clock, ids))
+            if request.deadline is not None:
+                heappush(self._deadlines, (request.deadline, request.order, request))
+            self.scheduler.add(self._sequence(request))
 
-    def _sequence(self, r: Request, clock: Clock, ids: TokenIds) -> Sequence:
+    def _sequence(self, r: Request) -> Sequence:
         """The next answer's sequence."""
         p, text = r.params, self.text
         output = r.outputs[len(r.sequences)]
         seed = mixed(self._seed, r.order) if p.seed is None else p.seed
         bad = encode_bad_words(p.bad_words, text.encode) if text else ()
-        chooser = TokenChooser(p, sequence_key(seed, output.index), ids[: len(r.prompt_ids)], tuple(sorted(r.ends)),
-                               bad)
         decode: Decode | None = None
         if text is not None and p.detokenize:
             skip, ids_to_text = p.skip_special_tokens, text.decode
@@ -147,15 +178,17 @@ class EngineCore:
             def decode(some: Series[int]) -> str:
                 return ids_to_text(some, skip)
 
-        s = Sequence(r, clock, ids, chooser, output, TextStream(decode) if decode else None,
-                     StopTexts(p.stop_strings, p.include_stop_str_in_output))
+        s = Sequence(r, Clock(self.plan), sequence_key(seed, output.index), output,
+                     TextStream(decode) if decode else None,
+                     StopTexts(p.stop_strings, p.include_stop_str_in_output), bad)
         if r.grammar is not None and p.form is not None:
             s.constraint = r.grammar.start(p.form.start_after)
         r.sequences.append(s)
         return s
 
     def abort(self, request_id: str) -> bool:
-        """End a request between two steps; its memory is free at once. False: no such request."""
+        """End a request between two steps. Its memory is free at once, or when the step in flight has ended. False: no
+        such request."""
         with self.lock:
             request = self.requests.get(request_id)
             if request is None:
@@ -174,28 +207,34 @@ class EngineCore:
             if out.finish_reason is None:
                 out.finish_reason, out.error = reason, error
 
-    # ---- one step -------------------------------------------------------------------------------------------------
+    def _expire(self) -> None:
+        """End requests whose deadline has passed."""
+        now = self.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heappop(self._deadlines)[2]
+            if not request.finished:
+                self._end(request, "deadline")
+                self._deliver([request])
+
+    # ---- one step -----------------------------------------------------------------------------------------------
     def step(self) -> bool:
-        """Run one step; new results are in the ``updates`` of their requests. False: there was nothing to run.
+        """One turn of the loop; new results are in the ``updates`` of their requests. False: there was nothing to do.
 
         PlanError when requests wait and nothing can run because memory is held elsewhere; RequestError when the engine
         is closed.
         """
         with self.lock:
             self.require_open()
-            parts = self.scheduler.schedule()
-            if not parts:
+            if self._deadlines:
+                self._expire()
+            news = self._guarded(self.loop.turn)
+            if news is None:
                 if self.scheduler.idle:
                     return False
                 raise PlanError("requests wait for memory that open sessions hold", where="cache blocks",
                                 found=f"{self.memory.blocks.free} of {self.memory.blocks.size} free",
                                 next_step="close sessions, or give LLM more num_blocks")
-            outputs = self._run(parts)
-            touched = self._advance(parts, outputs["logits"])
-            self._deliver(touched)
-            self._count(parts)
-            if self.scheduler.idle:
-                self.memory.check()
+            self._take(news)
             return True
 
     def step_for(self, requests: Iterable[Request]) -> None:
@@ -204,104 +243,34 @@ class EngineCore:
             if not any(r.updates for r in requests):
                 self.step()
 
-    def _run(self, parts: dict[Sequence, Part]) -> Outputs:
-        batch, now = self.batch, self.now()
-        batch.clear()
-        for s, part in parts.items():
-            assert s.holding is not None
-            fill(batch, part, s.ids, s.holding.slot, s.holding.blocks, self.plan.lookback)
-            m = s.request.metrics
-            if m.first_scheduled_time is None:
-                m.first_scheduled_time = now
-                self.metrics.queued.observe(now - m.arrival_time)
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """The engine without any step in flight, for whoever runs rows of its own."""
+        with self.lock:
+            while self.loop.flights:
+                news = self._guarded(self.loop.retire)
+                if news is not None:
+                    self._take(news)
+            yield
+
+    def _guarded(self, turn: Callable[[], News | None]) -> News | None:
+        """What ``turn`` brings; when the engine fails, everything that runs ends."""
         try:
-            return self.engine.run("step", batch)
+            return turn()
         except Exception:
+            self.loop.give_up()
             for request in list(self.requests.values()):
                 self._end(request, "error", "the engine failed")
+            self.residence.sweep()
             self.requests.clear()
             raise
 
-    def _advance(self, parts: dict[Sequence, Part], logits: Row) -> list[Request]:
-        """Clocks move, tokens are chosen. Returns the requests with news."""
-        broken, best = bad_logits(logits), None
-        touched: dict[Request, None] = {}
-        row = 0
-        for s, part in parts.items():
-            s.clock.ran(part)
-            rows = slice(row, row + part.wanted)
-            row += part.wanted
-            if not part.wanted:
-                continue
-            touched[s.request] = None
-            if broken[rows].any():
-                s.finish("error", error=NOT_FINITE)
-                self._forks_fail(s.request)
-                continue
-            self._take_prompt_logprobs(s, part, logits[rows])
-            if s.clock.pending:
-                continue
-            if best is None and s.free_choice:
-                best = logits.argmax(axis=-1)
-            for answer in self._with_forks(s):
-                token = int(best[row - 1]) if best is not None and answer.free_choice else None
-                self._take(answer, logits[row - 1], token)
-        for s in [s for s in self.scheduler.running if s.status is Status.FINISHED]:
-            self.scheduler.drop(s)
-        return list(touched)
-
-    def _take(self, s: Sequence, logits: Row, token: int | None) -> None:
-        """The token after the last row, its log-probabilities and what follows from it."""
-        m, now = s.request.metrics, self.now()
-        try:
-            mask = None if s.constraint is None else s.constraint.mask()
-            row = logits if mask is None else restricted(logits, mask[0])
-            chosen = s.chooser.choose(row, s.clock.n) if token is None else token
-        except RequestError as error:
-            s.finish("error", error=str(error))
-            return
-        if m.last_token_time is None:
-            self.metrics.first_token.observe(now - m.arrival_time)
-        else:
-            self.metrics.inter_token.observe(now - m.last_token_time)
-        self.metrics.generation_tokens.add()
-        count = s.request.params.logprobs
-        s.take(chosen, now, None if count is None else self._named(top_logprobs(logits, chosen, count)))
-
-    def _with_forks(self, s: Sequence) -> list[Sequence]:
-        """The sequence, and at the end of a prompt its forks, one for each further answer."""
-        r = s.request
-        if not r.to_fork:
-            return [s]
-        assert s.holding is not None
-        out = [s]
-        while r.to_fork:
-            other = self._sequence(r, s.clock.fork(), s.ids.copy())
-            other.holding = self.memory.fork(s.holding, s.clock.n)
-            self.scheduler.add_running(other)
-            out.append(other)
-        return out
-
-    def _forks_fail(self, r: Request) -> None:
-        """A prompt that failed fails for the answers that have no sequence yet."""
-        for out in r.outputs[len(r.sequences):]:
-            out.finish_reason, out.error = "error", r.outputs[0].error
-
-    def _take_prompt_logprobs(self, s: Sequence, part: Part, logits: Row) -> None:
-        r, first = s.request, part.stop - part.wanted
-        if r.prompt_logprobs is None or len(r.prompt_logprobs) == len(r.prompt_ids):
-            return
-        count = r.params.prompt_logprobs or 0
-        for at, row in enumerate(logits, first):
-            if at + 1 < len(r.prompt_ids):
-                r.prompt_logprobs.append(self._named(top_logprobs(row, r.prompt_ids[at + 1], count)))
-
-    def _named(self, found: TokenLogprobs) -> TokenLogprobs:
-        """Log-probabilities with the tokens' texts."""
-        text = self.text
-        if text is None:
-            return found
-        return {i: type(x)(x.logprob, x.rank, text.decode((i,), False)) for i, x in found.items()}
+    def _take(self, news: News) -> None:
+        if news.touched:
+            self._deliver(news.touched)
+        self._gauges()
+        if self.scheduler.idle and not self.loop.flights:
+            self.memory.check(self.prefix.held())
 
     def _deliver(self, touched: Iterable[Request]) -> None:
         """Put results where their readers fetch them, and forget requests that ended."""
@@ -320,11 +289,8 @@ class EngineCore:
                             seconds=r.metrics.finished_time - r.metrics.arrival_time,
                             preemptions=r.metrics.num_preemptions)
 
-    def _count(self, parts: dict[Sequence, Part]) -> None:
-        m, rows = self.metrics, sum(p.rows for p in parts.values())
-        m.steps.add()
-        m.iteration_tokens.observe(rows)
-        m.prompt_tokens.add(sum(max(0, min(p.stop, s.clock.prompt_end) - p.c) for s, p in parts.items()))
+    def _gauges(self) -> None:
+        m = self.metrics
         m.running.set(len(self.scheduler.running))
         m.waiting.set(len(self.scheduler.waiting))
         m.cache_usage.set(1 - self.memory.blocks.free / max(1, self.memory.blocks.size))

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.runtime.batch import look_back
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling_params import SamplingParams
 
@@ -113,6 +114,20 @@ class StepPlan:
     def sequences(self) -> NDArray[np.void]:
         """[count] ROW."""
         return self.rows[: self.count]
+
+    def add_prompt(self, ids: NDArray[np.int64], before: NDArray[np.int64], template: np.void, **fields: int) -> None:
+        """Append a PREFILL row for ``ids`` [q]; ``before``: ids in front of them, oldest first.
+
+        ``template``: a row with the fields that a sequence keeps; ``fields``: the others by name.
+        """
+        row, stop = self.rows[self.count], self.ids + len(ids)
+        self.rows[self.count] = template
+        row["kind"], row["rows"], row["first"] = PREFILL, len(ids), self.ids
+        for name, value in fields.items():
+            row[name] = value
+        self.token_ids[self.ids : stop] = ids
+        look_back(self.lookback[self.ids : stop], ids, before)
+        self.count, self.ids = self.count + 1, stop
 
 
 @dataclass

@@ -38,7 +38,8 @@ class Holding:
     @property
     def blocks(self) -> NDArray[np.int32]:
         """[count] i32, a view that the next step may be given."""
-        return self._table[: self._counts[self.slot]]
+        held: NDArray[np.int32] = self._table[: self._counts[self.slot]]
+        return held
 
     def append(self, block: int) -> None:
         self._table[self._counts[self.slot]] = block
@@ -118,6 +119,11 @@ class SequenceMemory:
         while holding.count < self.plan.blocks_for(stop):
             holding.append(self.blocks.take())
         return True
+
+    def grow(self, holding: Holding, blocks: int) -> None:
+        """``blocks`` further blocks; ask ``free_blocks`` first."""
+        for _ in range(blocks):
+            holding.append(self.blocks.take())
 
     def fork_need(self, rows: int) -> int:
         """Free blocks that a fork of a sequence with ``rows`` committed rows takes: its tail block."""

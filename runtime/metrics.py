@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 240.0)
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -60,6 +63,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: NDArray[np.float64], times: NDArray[np.int64]) -> None:
+        """Each of ``values`` [k] ``times`` [k] times."""
+        places = np.searchsorted(self.bounds, values)
+        for place in np.unique(places).tolist():
+            self.counts[place] += int(times[places == place].sum())
+        self.total += float(values @ times)
+
     @property
     def count(self) -> int:
         return sum(self.counts)
@@ -83,6 +93,20 @@ class Metrics:
         self.preemptions = Counter("vllm:num_preemptions_total", "Sequences that gave up their memory for others")
         self.spilled = Counter("deepinfer:preemptions_spilled_total", "Preemptions that moved the memory to the host")
         self.restarted = Counter("deepinfer:preemptions_restarted_total", "Preemptions whose rows ran again")
+        self.inexact = Counter("deepinfer:preemptions_inexact_total",
+                               "Preemptions after which rows ran behind another replay log")
+        self.prefix_queries = Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache")
+        self.prefix_hits = Counter("vllm:prefix_cache_hits_total", "Tokens whose cache entries were adopted")
+        self.replayed_rows = Counter("deepinfer:replayed_rows_total", "Rows run again in front of a hit")
+        self.drafts = Counter("vllm:spec_decode_num_drafts_total", "Verifies with at least one draft")
+        self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens_total", "Drafts verified")
+        self.accepted_tokens = Counter("vllm:spec_decode_num_accepted_tokens_total", "Drafts accepted")
+        self.proposed_at = Counter("deepinfer:spec_decode_num_draft_tokens_per_pos_total",
+                                   "Drafts verified, by position", label="position")
+        self.accepted_at = Counter("vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                                   "Drafts accepted, by position", label="position")
+        self.held_up = Counter("deepinfer:constrained_rows_held_up_total",
+                               "Rows that waited a step for the tokens that their grammar needs")
         self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt rows computed")
         self.generation_tokens = Counter("vllm:generation_tokens_total", "Tokens chosen")
         self.success = Counter("vllm:request_success_total", "Requests ended", label="finished_reason")

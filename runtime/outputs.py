@@ -17,7 +17,8 @@ class CompletionOutput:
     Args:
         text, token_ids: so far. ``delta``: the text that is new since the previous update of a stream.
         cumulative_logprob, logprobs: when asked for; one dict a token, the chosen token among its keys.
-        finish_reason: ``stop`` (end token, stop id or text), ``length``, ``abort``, ``error``; None while it goes on.
+        finish_reason: ``stop`` (end token, stop id or text), ``length``, ``abort``, ``deadline``, ``error``; None while
+            it goes on.
         stop_reason: the stop text or stop id that ended it; None for the end token.
         error: the sentence that belongs to ``error``.
     """
@@ -49,6 +50,27 @@ class RequestMetrics:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
+@dataclass(frozen=True)
+class Debug:
+    """How one answer came about. With the ids, the seed and the sampling options, ``replay_log`` determines it.
+
+    Args:
+        cached_tokens: prompt tokens whose cache entries were adopted. ``replayed_rows``: rows that ran although their
+            entries were there, to fill windows.
+        drafts_proposed, drafts_accepted: by draft position.
+        preemptions: how often the sequence gave up its memory. ``inexact``: its rows ran again behind another replay
+            log, so that it is not what an undisturbed run gives.
+    """
+
+    replay_log: tuple[Replayed, ...]
+    cached_tokens: int = 0
+    replayed_rows: int = 0
+    drafts_proposed: tuple[int, ...] = ()
+    drafts_accepted: tuple[int, ...] = ()
+    preemptions: int = 0
+    inexact: bool = False
+
+
 @dataclass
 class RequestOutput:
     """A request and its answers.
@@ -58,6 +80,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens whose cache entries were there already.
         replay_log: where windows were cut or run again; with the ids, the seed and the sampling options it determines
             the answer.
+        debug: the same and more, for each answer whose prompt was read.
     """
 
     request_id: str
@@ -69,6 +92,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     replay_log: tuple[Replayed, ...] = ()
+    debug: tuple[Debug, ...] = ()
 
     @property
     def text(self) -> str:

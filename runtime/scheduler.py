@@ -1,27 +1,46 @@
 """Which rows run next: continuous batching, chunked prefill beside decoding, admission and preemption.
 
-Order is first come, first served within a priority (smaller first). In a step the sequences that wait for one row
-(decoding) come first, then unfinished prompts in order, as many of their rows as the limits of the engine leave, then
-new requests. A request is admitted when its whole prompt has blocks, one more is free, and every answer has a slot.
-When a decoding sequence needs a block and none is free, the last sequence in order gives up its memory: it is moved to
-the host, or, when the host's share is used up, its rows run again later. Both are exact.
+Turns: a request's turn is its arrival, moved by ``PATIENCE`` seconds for each step of priority; the smaller goes first.
+So a request waits for those of higher priority that came at most ``PATIENCE`` times the difference after it and for no
+later one: nobody starves.
+
+In a step the sequences that decode come first, each with the drafts that the policy grants and the limits leave; where
+the limits do not leave a row for each, they take turns. Then come unfinished prompts in order, as many of their rows
+as the limits and the chunk budget allow, then new requests: one is admitted when its whole prompt has blocks, one more
+is free, and every answer has a slot. Blocks that only the prefix cache holds count as free. The head of the queue is
+never overtaken.
+
+When a sequence needs a block and none is free, the last sequence in order gives up its memory: it is moved to the host,
+or, when the host's share is used up, its rows run again later. Memory that a step in flight may touch is not moved and
+not given away: ``blocked`` then asks the loop to let the steps in flight end.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from typing import Any
 
-from deepinfer.runtime import events
-from deepinfer.runtime.clock import Part
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import InternalError
+from deepinfer.runtime.cost import ChunkBudget
+from deepinfer.runtime.executor import StepPlan
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.plan import EnginePlan
-from deepinfer.runtime.sequence import Sequence, Status
+from deepinfer.runtime.prefix.interface import PrefixCache
+from deepinfer.runtime.residence import Residence
+from deepinfer.runtime.sequence import Sequence
+from deepinfer.runtime.speculation.interface import DraftPolicy
+from deepinfer.runtime.table import ANSWER, PROMPT, SequenceTable
+
+PATIENCE = 60.0  # seconds of waiting that one step of priority is worth
 
 
 @dataclass
-class Budget:
+class Left:
     """What is left of a step's limits."""
 
     step: int
@@ -29,89 +48,215 @@ class Budget:
     wanted: int
     seq: int
 
-    def take(self, part: Part, back: bool = False) -> None:
-        sign = 1 if back else -1
-        self.step += sign * part.rows
-        self.kept += sign * part.kept
-        self.wanted += sign * part.wanted
-        self.seq += sign
-
 
 class Scheduler:
-    """Queues of one engine. ``spill_bytes``: host memory that preempted sequences may take."""
+    """Queues of one engine: ``waiting`` without memory, ``running`` with, both in order of turns."""
 
-    def __init__(self, plan: EnginePlan, memory: SequenceMemory, metrics: Metrics, spill_bytes: int) -> None:
-        self.plan, self.memory, self.metrics = plan, memory, metrics
-        self.spill_left = spill_bytes
+    def __init__(self, plan: EnginePlan, memory: SequenceMemory, table: SequenceTable, residence: Residence,
+                 prefix: PrefixCache, policy: DraftPolicy, chunks: ChunkBudget, metrics: Metrics) -> None:
+        self.plan, self.memory, self.table, self.metrics = plan, memory, table, metrics
+        self.residence, self.prefix, self.policy, self.chunks = residence, prefix, policy, chunks
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._chosen: dict[Sequence, Part] = {}
-        self._budget = Budget(0, 0, 0, 0)
+        self.blocked = False
+        self.decoding = self.prompt_rows = 0  # rows of the last plan
+        self.chunk_cut = False  # whether the chunk budget was what ended its prompt rows
+        self._order: NDArray[np.int64] | None = None  # slots of the running ones
+        self._turn = 0
         self._preempted = False
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
+    # ---- queues -----------------------------------------------------------------------------------------------------
     def add(self, s: Sequence) -> None:
         """Queue a sequence without memory."""
         insort(self.waiting, s, key=_rank)
 
     def add_running(self, s: Sequence) -> None:
-        """A sequence that has memory already."""
-        s.status = Status.RUNNING
+        """A sequence that has a slot."""
         insort(self.running, s, key=_rank)
-        self.promise()
+        self._order = None
+        self.residence.promise(self.running)
 
     def drop(self, s: Sequence) -> None:
-        """Forget a finished sequence and give its memory back."""
-        if s.holding is not None:
-            self.memory.close(s.holding)
-            s.holding = None
-        if s.spilled is not None:
-            self.spill_left += s.spilled.bytes
-            s.spilled = None
-        for queue in (self.waiting, self.running):
-            if s in queue:
-                queue.remove(s)
-        if s.request.to_fork:
-            self.promise()
+        """Forget a finished sequence and give its memory back, as soon as no step in flight touches it."""
+        if s in self.waiting:
+            self.waiting.remove(s)
+        if s in self.running:
+            self.running.remove(s)
+            self._order = None
+        self.residence.leave(s)
+        self.residence.promise(self.running)
 
-    def schedule(self) -> dict[Sequence, Part]:
-        """Rows of the next step by sequence, in batch order. Every one of them has the memory it needs."""
-        self._budget = Budget(**{k: self.plan.limits[k] for k in ("step", "kept", "wanted", "seq")})
-        self._chosen, self._preempted = {}, False
-        for decoding in (True, False):
-            for s in list(self.running):
-                if s.status is Status.RUNNING and (s.clock.pending == 1) == decoding and s not in self._chosen:
-                    self._choose(s)
-        while self.waiting and not self._preempted and self._budget.seq and self._admit(self.waiting[0]):
-            pass
-        return self._chosen
+    # ---- a step -----------------------------------------------------------------------------------------------------
+    def schedule(self, step: StepPlan) -> bool:
+        """Fill ``step``; False: there is nothing to run now. Every row has the memory it needs, whatever the steps in
+        flight bring."""
+        step.clear()
+        self._preempted = self.blocked = self.chunk_cut = False
+        left = Left(**{k: self.plan.limits[k] for k in ("step", "kept", "wanted", "seq")})
+        self.decoding = self._decode(step, left)
+        most = self.chunks.chunk(self.decoding, left.step)
+        self.chunk_cut, left.step = most < left.step, most
+        for s in list(self.running):
+            if s.holding is not None and self.table.state[s.holding.slot] == PROMPT:
+                self._prefill(s, step, left)
+        resumed = False
+        while self.waiting and not self._preempted and not self.blocked and left.seq and left.step:
+            s = self.waiting[0]
+            if not self.residence.enter(s, spare=bool(self.running)):
+                break
+            self.waiting.pop(0)
+            self.add_running(s)
+            if s.holding is not None and self.table.state[s.holding.slot] == PROMPT:
+                self._prefill(s, step, left)
+            else:
+                resumed = True  # it decodes from the next step on
+        self.prompt_rows = most - left.step
+        self.chunk_cut = self.chunk_cut and not left.step
+        return step.count > 0 or (resumed and self.schedule(step))
 
-    # ---- rows ---------------------------------------------------------------------------------------------------
-    def _choose(self, s: Sequence) -> bool:
-        """Give ``s`` rows of this step; False when the limits leave none."""
-        rows = self._rows(s)
-        if rows == 0:
-            return False
-        clock = s.clock
-        while s.holding is not None and not self.memory.prepare(
-                s.holding, max(clock.row, clock.h), clock.row + rows):
-            self._preempt(self.running[-1])
-        if s.holding is None:
-            return False
-        part = clock.part(rows, s.request.rows_wanted(clock.row, clock.row + rows, clock.t))
-        self._budget.take(part)
-        self._chosen[s] = part
-        return True
+    def order(self) -> NDArray[np.int64]:
+        """Slots of the running sequences, first turn first."""
+        if self._order is None:
+            self._order = np.array([s.holding.slot for s in self.running if s.holding is not None], np.int64)
+        return self._order
 
-    def _rows(self, s: Sequence) -> int:
+    # ---- decoding ---------------------------------------------------------------------------------------------------
+    def _decode(self, step: StepPlan, left: Left) -> int:
+        """Rows of the sequences whose next row the executor knows; how many rows that are at most."""
+        t, order = self.table, self.order()
+        drawing = t.drawing[order]
+        slots = order[(t.state[order] == ANSWER) & (t.emitted[order] + drawing < t.most[order])]
+        if not len(slots):
+            return 0
+        held_up = t.alone[slots] & (t.inflight[slots] > 0)
+        if held_up.any():
+            self.metrics.held_up.add(int(held_up.sum()))
+            slots = slots[~held_up]
+        room = min(left.step, left.kept, left.wanted)
+        most = min(room, left.seq)
+        if len(slots) > most:
+            slots = np.roll(slots, -(self._turn % len(slots)))[:most]
+            self._turn += most
+        drafts = np.minimum(self.policy.most(slots), t.most[slots] - t.emitted[slots] - t.drawing[slots] - 1)
+        drafts = np.maximum(drafts, 0)
+        budget = self._budget(drafts, room - len(slots))
+        rows = drafts + 1
+        slots, rows = self._with_blocks(slots, rows)
+        k = len(slots)
+        out = step.rows[:k]
+        out[:] = t.template[slots]
+        out["rows"] = rows
+        out["num_blocks"] = self.memory.counts[slots]
+        out["want_draft"] = self.policy.wanted(slots)
+        step.count, step.budget = k, budget
+        if t.alone[slots].any():
+            self._constrain(step)
+        t.clocks.verify(slots, rows)
+        t.send(slots, 1)
+        used = k + (budget if budget >= 0 else int(rows.sum()) - k)
+        left.step, left.kept, left.wanted = left.step - used, left.kept - used, left.wanted - used
+        left.seq -= k
+        return used
+
+    def _budget(self, drafts: NDArray[np.int64], room: int) -> int:
+        """Drafts that the step verifies in all: what the policy wants of them, and what the limits leave when half of
+        the rest is for prompts, if there are any; -1: all."""
+        total = int(drafts.sum())
+        if total > room // 2:
+            t, order = self.table, self.order()
+            at = order[t.state[order] == PROMPT]
+            prompts = int((t.clocks.t[at] - t.clocks.row[at]).sum()) + sum(s.known for s in self.waiting[:1])
+            room -= min(prompts, (room + 1) // 2)
+        wanted = self.policy.budget(drafts.astype(np.int32), len(drafts))
+        allowed = min(room, total if wanted < 0 else wanted)
+        return -1 if allowed >= total else allowed
+
+    def _with_blocks(self, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Give every sequence the blocks for its rows; those left for which there are some."""
+        t, size = self.table, self.plan.block_tokens
+        base = t.clocks.row[slots] + t.clocks.verifying[slots]
+        need = -(-(base + rows) // size) - self.memory.counts[slots]
+        if not (need > 0).any():
+            return slots, rows
+        gone = np.zeros(len(slots), bool)
+        for i in np.flatnonzero(need > 0).tolist():
+            slot = int(slots[i])
+            s = t.sequences[slot]
+            if s is None or s.holding is None:  # preempted for one before it
+                continue
+            fits = int(self.memory.counts[slot]) * size - int(base[i])
+            if fits > 0 and not self.residence.free(int(need[i])):
+                rows[i] = fits  # fewer drafts rather than somebody's memory
+            elif self._room(int(need[i]), s):
+                self.memory.grow(s.holding, int(need[i]))
+            else:
+                gone[i] = True
+        gone |= t.state[slots] != ANSWER
+        return slots[~gone], rows[~gone]
+
+    def _constrain(self, step: StepPlan) -> None:
+        """Masks of the rows whose tokens have to fit a grammar."""
+        for i in np.flatnonzero(self.table.alone[step.rows["slot"][: step.count]]).tolist():
+            s = self.table.sequences[int(step.rows["slot"][i])]
+            assert s is not None
+            drafts = s.drafts[: int(step.rows["rows"][i]) - 1]
+            self._mask(s, step, i, drafts)
+
+    def _mask(self, s: Sequence, step: StepPlan, i: int, drafts: list[int]) -> None:
+        mask = None if s.constraint is None else s.constraint.mask(drafts)
+        if mask is not None:
+            step.masks[i] = mask
+            step.rows[i]["mask"] = mask.ctypes.data
+
+    # ---- prompts ----------------------------------------------------------------------------------------------------
+    def _prefill(self, s: Sequence, step: StepPlan, left: Left) -> None:
+        """As many rows of a prompt as the limits leave. Its last row waits until every answer has a copy of the rows
+        before it, and then runs once for each."""
+        if s.request.to_fork and s.clock.pending == 1:
+            if self.table.inflight[s.holding.slot if s.holding else 0]:
+                return
+            for other in self.residence.fork(s):
+                self.add_running(other)
+                self._send_prompt(other, step, left)
+        self._send_prompt(s, step, left)
+
+    def _send_prompt(self, s: Sequence, step: StepPlan, left: Left) -> None:
+        clock, r = s.clock, s.request
+        rows = self._rows(s, left)
+        if rows <= 0 or not self._room_for(s, rows):
+            return
+        assert s.holding is not None
+        slot, first = s.holding.slot, clock.row
+        at = np.array([slot])
+        wanted = r.rows_wanted(first, first + rows, clock.t)
+        draws = first + rows == clock.t
+        kept = clock.kept_in(rows)
+        step.add_prompt(s.ids[first:first + rows], s.ids[max(0, first - self.plan.lookback):first],
+                        self.table.template[slot], c=first, kept=kept, wanted=wanted, draws=int(draws),
+                        num_blocks=s.holding.count, prompt_logprobs=r.prompt_logprobs_wanted(s),
+                        want_draft=int(draws and bool(self.policy.wanted(at)[0])))
+        if draws:
+            self._mask(s, step, step.count - 1, [])
+        self.table.clocks.sent(at, np.array([rows]))
+        self.table.send(at, int(draws))
+        self.metrics.prompt_tokens.add(max(0, min(first + rows, clock.prompt_end) - first))
+        if draws:
+            self.table.state[slot] = ANSWER
+        left.step, left.kept, left.wanted = left.step - rows, left.kept - kept, left.wanted - wanted
+        left.seq -= 1
+
+    def _rows(self, s: Sequence, left: Left) -> int:
         """Rows that the limits leave for ``s``."""
-        left, clock, r = self._budget, s.clock, s.request
+        clock, r = s.clock, s.request
         if not left.seq:
             return 0
-        rows = clock.rows_within(min(clock.pending, left.step), left.kept)
+        rows = clock.rows_within(min(clock.pending - (r.to_fork > 0), left.step), left.kept)
+        if rows > 0:
+            rows = self.prefix.stop(s, clock.row, clock.row + rows) - clock.row
         wanted = r.rows_wanted(clock.row, clock.row + rows, clock.t)
         if wanted > left.wanted:
             if r.prompt_logprobs is None:
@@ -119,60 +264,40 @@ class Scheduler:
             rows -= wanted - left.wanted
         return rows
 
-    # ---- admission ----------------------------------------------------------------------------------------------
-    def promise(self) -> None:
-        """Keep free what the answers of running requests take when their prompt ends."""
-        forks = [(s.request.to_fork, len(s.request.prompt_ids)) for s in self.running if s.request.to_fork]
-        self.memory.promised_slots = sum(count for count, _ in forks)
-        self.memory.promised_blocks = sum(count * self.memory.fork_need(rows) for count, rows in forks)
+    def _room_for(self, s: Sequence, rows: int) -> bool:
+        """Blocks for the next rows of a prompt."""
+        clock = s.clock
+        first, stop = max(clock.row, clock.h), clock.row + rows
+        while s.holding is not None and not self.memory.prepare(s.holding, first, stop):
+            if not self._room(self.memory.need(s.holding, first, stop), s):
+                return False
+        return s.holding is not None
 
-    def _admit(self, s: Sequence) -> bool:
-        """Move the first waiting sequence into the running ones and give it rows; False when there is no room."""
-        memory, clock, forks = self.memory, s.clock, s.request.to_fork
-        need = max(self.plan.blocks_for(clock.t), len(s.spilled.blocks) if s.spilled else 0)
-        extra = forks * memory.fork_need(len(s.request.prompt_ids)) + bool(self.running)
-        if memory.free_slots < 1 + forks or memory.free_blocks < need + extra or not self._rows(s):
-            return False
-        if s.spilled is not None:
-            s.holding = memory.resume(s.spilled)
-            self.spill_left += s.spilled.bytes
-            s.spilled = None
-            events.info("sequence_resumed", request=s.request.request_id, answer=s.output.index, rows=clock.n)
-        else:
-            s.holding = memory.open()
-            memory.prepare(s.holding, 0, clock.t)
-        self.waiting.pop(0)
-        self.add_running(s)
-        return self._choose(s)
+    # ---- memory -----------------------------------------------------------------------------------------------------
+    def _room(self, need: int, s: Sequence) -> bool:
+        """Make ``need`` blocks free: from the prefix cache, else from the last sequences in order. False: a step in
+        flight has to end first, or ``s`` itself had to give way."""
+        while not self.residence.free(need):
+            victim = self.running[-1]
+            if victim.holding is None:
+                raise InternalError("a running sequence without memory")
+            if self.table.inflight[victim.holding.slot] or self.residence.leaving:
+                self.blocked = True
+                return False
+            self._preempt(victim)
+            if victim is s:
+                return False
+        return True
 
-    # ---- preemption ---------------------------------------------------------------------------------------------
     def _preempt(self, s: Sequence) -> None:
         """Take the memory of ``s``; it waits in its old place."""
-        assert s.holding is not None
-        part = self._chosen.pop(s, None)
-        if part is not None:
-            self._budget.take(part, back=True)
-        size = self.memory.spill_bytes(s.holding)
-        if size <= self.spill_left:
-            s.spilled = self.memory.spill(s.holding)
-            s.status = Status.SPILLED
-            self.spill_left -= s.spilled.bytes
-            self.metrics.spilled.add()
-        else:
-            self.memory.close(s.holding)
-            s.clock.restart()
-            s.status = Status.WAITING
-            self.metrics.restarted.add()
-        s.holding = None
-        s.request.metrics.num_preemptions += 1
-        self.metrics.preemptions.add()
-        self._preempted = True
         self.running.remove(s)
+        self._order = None
+        self.residence.preempt(s)
+        self._preempted = True
         self.add(s)
-        self.promise()
-        events.warn("sequence_preempted", request=s.request.request_id, answer=s.output.index, rows=s.clock.n,
-                    how=s.status.value, bytes=size, free_blocks=self.memory.blocks.free)
+        self.residence.promise(self.running)
 
 
-def _rank(s: Sequence) -> tuple[int, float, int, int]:
+def _rank(s: Sequence) -> tuple[float, int, int]:
     return s.rank

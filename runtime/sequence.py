@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from deepinfer.errors import RequestError
 from deepinfer.runtime.clock import Clock
 from deepinfer.runtime.detokenizer import StopTexts, TextStream
+from deepinfer.runtime.executor import NO_LOGPROBS, SequenceStart
 from deepinfer.runtime.memory import Holding, Spilled
-from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from deepinfer.runtime.outputs import CompletionOutput, Debug, RequestMetrics, RequestOutput, TokenLogprobs
 from deepinfer.runtime.plan import EnginePlan
-from deepinfer.runtime.sampling import TokenChooser
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.structured.compiler import Grammar
 from deepinfer.runtime.structured.constraint import Constraint
@@ -62,75 +62,113 @@ class TokenIds:
 
 @dataclass(eq=False)
 class Sequence:
-    """One answer: its clock, memory, token choice and text."""
+    """One answer: its clock, memory and text. What changes in every step lies in its row of the ``SequenceTable``
+    while it has a slot.
+
+    ``read``: tokens that the text side has seen. ``hit``: positions whose cache entries were adopted.
+    ``replayed``: rows that ran although their entries were there. ``proposed``, ``accepted``: how often so many drafts
+    were verified and stayed. ``drafts``: the newest ones, where the host has to know them.
+    """
 
     request: Request
     clock: Clock
-    ids: TokenIds
-    chooser: TokenChooser
+    key: int
     output: CompletionOutput
     texts: TextStream | None
     stops: StopTexts
+    bad: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
+    drafts: list[int] = field(default_factory=list)
     holding: Holding | None = None
     spilled: Spilled | None = None
     status: Status = Status.WAITING
-    constraint: Constraint | None = None
+    serial: int = 0
+    last_time: float | None = None
+    read: int = 0
+    ids: TokenIds = field(default_factory=lambda: TokenIds((), 0))
+    hit: int = 0
+    replayed: int = 0
+    proposed: NDArray[np.int64] | int = 0
+    accepted: NDArray[np.int64] | int = 0
+    preemptions: int = 0
+    inexact: bool = False
 
     @property
-    def rank(self) -> tuple[int, float, int, int]:
-        """Smaller goes first: priority, arrival, order of the call, answer."""
+    def rank(self) -> tuple[float, int, int]:
+        """Smaller goes first: see ``Request.turn``; then the order of the calls, then the answer."""
         r = self.request
-        return (r.priority, r.metrics.arrival_time, r.order, self.output.index)
+        return (r.turn, r.order, self.output.index)
 
     @property
-    def free_choice(self) -> bool:
-        """Whether the next token is simply the largest logit of its row."""
-        return self.chooser.untouched and (self.constraint is None or not self.constraint.active)
+    def known(self) -> int:
+        """Ids known to the host."""
+        return len(self.request.prompt_ids) + len(self.output.token_ids)
 
-    def take(self, token: int, now: float, logprobs: TokenLogprobs | None) -> None:
-        """The next token is chosen: ids, text, log-probabilities and the reasons to stop are brought up to date."""
-        out, m = self.output, self.request.metrics
-        self.clock.sampled()
-        self.ids.extend((token,))
-        self.chooser.took(token)
-        out.token_ids.append(token)
-        if logprobs is not None:
-            if out.logprobs is None:
-                out.logprobs, out.cumulative_logprob = [], 0.0
-            out.logprobs.append(logprobs)
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs[token].logprob
-        m.first_token_time = now if m.first_token_time is None else m.first_token_time
-        m.last_token_time = now
-        if self.constraint is not None:
-            self.constraint.accept((token,))
-            self.constraint.require_equal(len(out.token_ids), out.token_ids[-1:])
-        self._stop_after(token)
+    def known_ids(self) -> NDArray[np.int64]:
+        """[known] i64."""
+        if not self.output.token_ids:
+            return self.request.prompt_array
+        return np.concatenate((self.request.prompt_array, np.array(self.output.token_ids, np.int64)))
 
-    def _stop_after(self, token: int) -> None:
-        r, out, p = self.request, self.output, self.request.params
-        ended, stop = token in r.ends, None
-        if self.texts is not None and (not ended or p.include_stop_str_in_output):
-            stop = self.stops.push(self.texts.push(token), active=len(out.token_ids) >= p.min_tokens)
-        if stop is not None:
-            self.finish("stop", stop)
-        elif ended:
-            self.finish("stop", token if token in (p.stop_token_ids or ()) else None)
-        elif self.constraint is not None and self.constraint.over:
-            self.finish("stop")
-        elif len(out.token_ids) >= r.most_tokens:
-            self.finish("length")
+    def start(self, mode: int) -> SequenceStart:
+        """What an executor has to know."""
+        r = self.request
+        return SequenceStart(r.params, mode, self.key, r.prompt_array, self.output.token_ids, tuple(sorted(r.ends)),
+                             self.bad)
+
+    @property
+    def logprobs_wanted(self) -> int:
+        """As ``ROW`` names it: most probable tokens beside each chosen one."""
+        count = self.request.params.logprobs
+        return NO_LOGPROBS if count is None else self.request.vocabulary if count == -1 else count
+
+    @property
+    def read_eagerly(self) -> bool:
+        """Whether each token's text can end the answer."""
+        return self.texts is not None and bool(self.stops.stops)
+
+    # ---- text -------------------------------------------------------------------------------------------------------
+    def read_on(self, tokens: Series[int]) -> tuple[int, str] | None:
+        """Give the text side further tokens. (how many, stop text) when one of them completes a stop text."""
+        if self.texts is None:
+            return None
+        for at, token in enumerate(tokens, 1):
+            self.read += 1
+            stop = self.stops.push(self.texts.push(token), active=self.read >= self.request.params.min_tokens)
+            if stop is not None:
+                return at, stop
+        return None
+
+    def read_all(self) -> None:
+        """Give the text side what it has not seen; the id that ended the answer is no text unless asked for."""
+        r, out = self.request, self.output
+        stop = len(out.token_ids)
+        if out.finish_reason == "stop" and not r.params.include_stop_str_in_output and stop and (
+                out.token_ids[-1] in r.ends and not isinstance(out.stop_reason, str)):
+            stop -= 1
+        self.read_on(out.token_ids[self.read:stop])
 
     def finish(self, reason: str, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """The answer ends; its memory is given back by whoever holds the engine."""
+        self.output.finish_reason, self.output.stop_reason, self.output.error = reason, stop_reason, error
         if self.texts is not None and not isinstance(stop_reason, str):
+            self.read_all()
             self.stops.push(self.texts.finish(), active=False)
         self.stops.finish()
-        self.output.finish_reason, self.output.stop_reason, self.output.error = reason, stop_reason, error
         self.status = Status.FINISHED
         self.clock.finish()
 
+    def debug(self) -> Debug:
+        """What happened on the way to this answer."""
+        proposed, accepted = ((np.cumsum(x[:0:-1])[::-1].tolist() if isinstance(x, np.ndarray) else [])
+                              for x in (self.proposed, self.accepted))
+        return Debug(tuple(self.clock.log), self.hit, self.replayed, tuple(proposed), tuple(accepted),
+                     self.preemptions, self.inexact)
+
     def update(self) -> None:
         """Text and delta of the output, as far as no stop text can begin there."""
+        if self.status is not Status.FINISHED:
+            self.read_all()
         shown = len(self.output.text)
         self.output.text = self.stops.text[: self.stops.shown]
         self.output.delta = self.output.text[shown:]
@@ -141,7 +179,8 @@ class Request:
     """A prompt, how to answer it, and its sequences. The first sequence computes the prompt for all answers.
 
     ``ends``: ids that end an answer. ``most_tokens``: of an answer. ``stream``: results are wanted while it goes on,
-    in ``updates``; otherwise there is one result at the end.
+    in ``updates``; otherwise there is one result at the end. ``turn``: arrival, made later or earlier by priority;
+    smaller goes first. ``deadline``: time at which the request ends, finished or not. ``grammar``: form of the answers.
     """
 
     request_id: str
@@ -152,13 +191,19 @@ class Request:
     most_tokens: int
     metrics: RequestMetrics
     outputs: list[CompletionOutput]
-    priority: int = 0
+    turn: float = 0.0
     order: int = 0
+    deadline: float | None = None
+    vocabulary: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     stream: bool = False
     updates: deque[RequestOutput] = field(default_factory=deque)
     grammar: Grammar | None = None
+    prompt_array: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_array = np.array(self.prompt_ids, np.int64)
 
     @property
     def finished(self) -> bool:
@@ -180,6 +225,14 @@ class Request:
             return stop - max(first, min(self.prompt_rows_done, stop))
         return int(stop == known)
 
+    def prompt_logprobs_wanted(self, s: Sequence) -> int:
+        """As ``ROW`` names it: most probable tokens beside those of the prompt, in rows of ``s``."""
+        if self.prompt_logprobs is None or s is not self.sequences[0] or (
+                len(self.prompt_logprobs) == len(self.prompt_ids)):
+            return NO_LOGPROBS
+        count = self.params.prompt_logprobs or 0
+        return self.vocabulary if count == -1 else count
+
     def result(self, snapshot: bool = False) -> RequestOutput:
         """What is known now. ``snapshot``: a copy that later tokens do not change."""
         for s in self.sequences:
@@ -188,18 +241,21 @@ class Request:
         if snapshot:
             outputs = [replace(o, token_ids=list(o.token_ids), logprobs=o.logprobs and list(o.logprobs))
                        for o in outputs]
+        first = self.sequences[0]
         return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs, self.finished, self.metrics,
-                             self.prompt_logprobs, replay_log=tuple(self.sequences[0].clock.log))
+                             self.prompt_logprobs, first.hit, tuple(first.clock.log),
+                             tuple(s.debug() for s in self.sequences))
 
 
 def check_prompt(plan: EnginePlan, ids: Series[int], where: str) -> list[int]:
     """A prompt as plain ints, or a RequestError that names the place."""
-    out = [int(i) for i in ids]
+    array = np.array(ids, np.int64)
+    out: list[int] = array.tolist()
     if not out:
         raise RequestError("the prompt is empty", where=where, next_step="send at least one token")
-    wrong = next((at for at, i in enumerate(out) if not 0 <= i < plan.vocab_size), None)
-    if wrong is not None:
-        raise RequestError("token id out of range", where=f"{where}, position {wrong}", found=out[wrong],
+    wrong = np.flatnonzero((array < 0) | (array >= plan.vocab_size))
+    if len(wrong):
+        raise RequestError("token id out of range", where=f"{where}, position {wrong[0]}", found=out[wrong[0]],
                            allowed=f"0..{plan.vocab_size - 1}")
     if len(out) >= plan.max_model_len:
         raise RequestError("the prompt leaves no room for an answer", where=where, found=f"{len(out)} tokens",

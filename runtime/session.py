@@ -82,7 +82,7 @@ class Session:
             ArtifactError: logits that are not finite numbers; this session has the rows all the same, no other one is
             touched.
         """
-        with self._core.lock:
+        with self._core.exclusive():
             holding, clock, plan = self._alive(), self._clock, self._core.plan
             new = self._checked(ids)
             first_new = clock.t
@@ -113,7 +113,7 @@ class Session:
 
         Raises RequestError and ArtifactError as ``feed`` does.
         """
-        with self._core.lock:
+        with self._core.exclusive():
             holding, plan = self._alive(), self._core.plan
             if "draft" not in plan.entries:
                 raise RequestError("the engine has no draft head", where="draft")

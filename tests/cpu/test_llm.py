@@ -96,7 +96,9 @@ def test_a_stream_shows_whole_characters_as_they_come_and_joins_to_the_answer(ll
     assert list(deltas.values()) == [o.text for o in expected]
     assert [o.token_ids for o in last.values()] == [o.token_ids for o in expected]
     assert all(o.finished for o in last.values())
-    assert all(found == list(range(1, 41)) for found in lengths.values())
+    for found in lengths.values():  # a step brings a token and the drafts that were right
+        steps = np.diff([0, *found])
+        assert found[-1] == 40 and 1 <= steps.min() <= steps.max() <= PLAN.draft_tokens + 1
 
 
 def test_a_closed_stream_gives_everything_back(llm: LLM) -> None:

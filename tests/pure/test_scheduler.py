@@ -82,7 +82,7 @@ def test_an_answer_does_not_depend_on_what_runs_beside_it(seed: int, blocks: int
         assert answers == [alone(r.prompt_ids, r.params, i, keep=keep) for i in range(r.params.n)]
         assert all(out.finish_reason in ("stop", "length") for out in r.outputs)
     assert c.memory.blocks.free == blocks and c.memory.slots.free == PLAN.max_num_seqs
-    assert c.scheduler.spill_left == spill
+    assert c.residence.spill_left == spill
 
 
 @pytest.mark.parametrize(("spill", "how"), [(1 << 30, "spilled"), (0, "restarted")])
@@ -113,10 +113,12 @@ def test_decoding_sequences_are_in_every_step(monkeypatch: pytest.MonkeyPatch) -
     c, seen = core(), list[dict[str, int]]()
     original = Scheduler.schedule
 
-    def schedule(self: Scheduler) -> Any:
-        parts = original(self)
-        seen.append({s.request.request_id: part.rows for s, part in parts.items()})
-        return parts
+    def schedule(self: Scheduler, step: Any) -> bool:
+        found = original(self, step)
+        asked = [self.table.sequences[int(slot)] for slot in step.sequences["slot"]]
+        seen.append({s.request.request_id: int(rows) for s, rows in zip(asked, step.sequences["rows"], strict=True)
+                     if s is not None})
+        return found
     monkeypatch.setattr(Scheduler, "schedule", schedule)
     p = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     first = c.make("first", prompt(0, 5), p)
@@ -184,11 +186,11 @@ def test_an_abort_of_a_request_whose_memory_is_on_the_host_gives_that_back() -> 
     p = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
     for i in range(3):
         c.add(c.make(str(i), prompt(i, 15), p))
-    while c.scheduler.spill_left == 1 << 30:
+    while c.residence.spill_left == 1 << 30:
         c.step()
     spilled = [s.request.request_id for s in c.scheduler.waiting if s.spilled is not None]
     assert spilled and all(c.abort(i) for i in spilled)
-    assert c.scheduler.spill_left == 1 << 30
+    assert c.residence.spill_left == 1 << 30
     while c.step():
         pass
 

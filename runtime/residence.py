@@ -1,0 +1,178 @@
+"""Who has memory: the way of a sequence into the engine's slots and blocks, and out of them.
+
+Memory that a step in flight may touch is neither copied nor given away: a sequence that ends meanwhile is kept in
+``leaving`` until the last such step has retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from deepinfer.errors import InternalError
+from deepinfer.runtime import events
+from deepinfer.runtime.executor import COUPLED, GREEDY, Executor
+from deepinfer.runtime.memory import SequenceMemory
+from deepinfer.runtime.metrics import Metrics
+from deepinfer.runtime.plan import OFF, EnginePlan
+from deepinfer.runtime.prefix.interface import MISS, PrefixCache
+from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds
+from deepinfer.runtime.speculation.interface import DraftPolicy
+from deepinfer.runtime.table import ENDED, PROMPT, SequenceTable
+
+
+class Residence:
+    """Args:
+        spill_bytes: host memory that preempted sequences may take.
+        now: seconds of one clock. ``answer``: makes the sequence of a request's next answer.
+    """
+
+    def __init__(self, plan: EnginePlan, memory: SequenceMemory, table: SequenceTable, executor: Executor,
+                 prefix: PrefixCache, policy: DraftPolicy, metrics: Metrics, *, spill_bytes: int,
+                 now: Callable[[], float], answer: Callable[[Request], Sequence]) -> None:
+        self.plan, self.memory, self.table, self.executor = plan, memory, table, executor
+        self.prefix, self.policy, self.metrics = prefix, policy, metrics
+        self.spill_left, self.now, self.answer = spill_bytes, now, answer
+        self.leaving: list[Sequence] = []
+
+    def free(self, blocks: int) -> bool:
+        """Whether so many blocks are free, if need be because the prefix cache gave some up."""
+        short = blocks - self.memory.free_blocks
+        if short > 0 and self.prefix.evictable:
+            self.prefix.evict(short)
+        return self.memory.free_blocks >= blocks
+
+    def promise(self, running: Iterable[Sequence]) -> None:
+        """Keep free what the answers of running requests take when their prompt ends: a slot and a block each."""
+        answers = sum(s.request.to_fork for s in running)
+        self.memory.promised_slots = self.memory.promised_blocks = answers
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+    def enter(self, s: Sequence, spare: bool) -> bool:
+        """Memory for all rows of ``s`` that are known; False when there is none. ``spare``: one more block has to be
+        free."""
+        memory, r = self.memory, s.request
+        if memory.free_slots < 1 + r.to_fork:
+            return False
+        fresh = s.spilled is None and not s.clock.t
+        hit = self.prefix.lookup(s) if fresh and r.prompt_logprobs is None else MISS
+        whole = max(self.plan.blocks_for(s.known), len(s.spilled.blocks) if s.spilled else 0)
+        need = whole - len(hit.blocks) + r.to_fork + spare
+        only_cached = sum(not memory.blocks.shared(b) for b in hit.blocks)
+        if memory.free_blocks + self.prefix.evictable - only_cached < need:
+            return False
+        if s.spilled is not None:
+            self._resume(s, need)
+        else:
+            s.holding = memory.open()
+            if hit.floor:
+                self.prefix.adopt(hit, s)
+            if fresh:
+                self._prompt(s)
+            if not self.free(need) or not memory.prepare(s.holding, max(s.clock.row, s.clock.h), s.clock.t):
+                raise InternalError("blocks that were counted as free are not")
+        s.status = Status.RUNNING
+        if r.metrics.first_scheduled_time is None:
+            r.metrics.first_scheduled_time = self.now()
+            self.metrics.queued.observe(r.metrics.first_scheduled_time - r.metrics.arrival_time)
+        self._settle(s)
+        return True
+
+    def _prompt(self, s: Sequence) -> None:
+        """All known ids become a prompt behind what was adopted."""
+        r, clock = s.request, s.clock
+        logged = len(clock.log)
+        option = OFF if r.prompt_logprobs is not None else r.params.replay
+        s.hit, first = clock.t, clock.t
+        clock.prompt(s.known - clock.t, self.plan.replay_rows(option))
+        s.replayed += first - clock.row
+        self.metrics.prefix_queries.add(s.known)
+        self.metrics.prefix_hits.add(s.hit)
+        self.metrics.replayed_rows.add(first - clock.row)
+        if s.preemptions and len(clock.log) > logged:
+            s.inexact = True
+            self.metrics.inexact.add()
+
+    def _resume(self, s: Sequence, need: int) -> None:
+        assert s.spilled is not None
+        self.free(need)
+        s.holding = self.memory.resume(s.spilled)
+        self.spill_left += s.spilled.bytes
+        s.spilled = None
+        events.info("sequence_resumed", request=s.request.request_id, answer=s.output.index, rows=s.clock.n)
+
+    def _settle(self, s: Sequence) -> None:
+        """The sequence takes its slot in the table and the executor."""
+        slot = self.table.open(s)
+        if self.table.state[slot] == PROMPT:
+            s.ids = TokenIds(s.known_ids(), 0)
+        s.drafts = []
+        self.executor.begin(slot, s.start(GREEDY if s.request.params.greedy else COUPLED))
+        self.policy.opened(slot)
+
+    def fork(self, s: Sequence) -> list[Sequence]:
+        """One sequence for each further answer, with copies of the rows so far."""
+        out: list[Sequence] = []
+        assert s.holding is not None
+        while s.request.to_fork:
+            other = self.answer(s.request)
+            other.clock, other.status, other.hit, other.replayed = s.clock.fork(), Status.RUNNING, s.hit, s.replayed
+            other.holding = self.memory.fork(s.holding, s.clock.n)
+            self.memory.grow(other.holding, self.plan.blocks_for(s.clock.t) - other.holding.count)
+            self._settle(other)
+            out.append(other)
+        return out
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+    def leave(self, s: Sequence) -> None:
+        """Give everything back, or see to it that this happens when no step in flight touches it."""
+        if s.spilled is not None:
+            self.spill_left += s.spilled.bytes
+            s.spilled = None
+        if s.holding is None or s in self.leaving:
+            return
+        if self.table.inflight[s.holding.slot]:
+            self.table.state[s.holding.slot] = ENDED
+            self.leaving.append(s)
+        else:
+            self._give_back(s)
+
+    def sweep(self) -> None:
+        """A step has retired: what no other one touches is free."""
+        for s in [s for s in self.leaving if s.holding is not None and not self.table.inflight[s.holding.slot]]:
+            self.leaving.remove(s)
+            self._give_back(s)
+
+    def _give_back(self, s: Sequence) -> None:
+        assert s.holding is not None
+        self.prefix.released(s)
+        self.table.close(s)
+        self.memory.close(s.holding)
+        s.holding = None
+
+    def preempt(self, s: Sequence) -> None:
+        """Take the memory of a sequence that no step in flight touches: to the host, or for good."""
+        assert s.holding is not None
+        size, rows = self.memory.spill_bytes(s.holding), s.clock.n
+        self.prefix.released(s)
+        self.table.close(s)
+        if size <= self.spill_left:
+            s.spilled = self.memory.spill(s.holding)
+            s.status = Status.SPILLED
+            self.spill_left -= s.spilled.bytes
+            self.metrics.spilled.add()
+        else:
+            self.memory.close(s.holding)
+            if s.clock.h:
+                s.clock.reset()
+            else:
+                s.clock.restart()
+            s.status = Status.WAITING
+            self.metrics.restarted.add()
+        s.holding = None
+        s.preemptions += 1
+        s.request.metrics.num_preemptions += 1
+        self.metrics.preemptions.add()
+        events.warn("sequence_preempted", request=s.request.request_id, answer=s.output.index, rows=rows,
+                    how=s.status.value, bytes=size, free_blocks=self.memory.blocks.free)
+
+

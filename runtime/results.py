@@ -1,0 +1,263 @@
+"""What a step brought, written into the sequences: clocks, tokens, reasons to stop, log-probabilities, counters.
+
+Sequences whose tokens nobody looks at one by one (no stop texts, log-probabilities or grammar) are brought up to date
+together, in arrays; text is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import RequestError
+from deepinfer.runtime.executor import DECODE, Logprobs, StepPlan, StepResult
+from deepinfer.runtime.metrics import Metrics
+from deepinfer.runtime.outputs import TokenLogprobs
+from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.prefix.interface import NoCache, PrefixCache
+from deepinfer.runtime.sampling import NOT_FINITE, Logprob
+from deepinfer.runtime.sequence import Request, Sequence, Status
+from deepinfer.runtime.speculation.interface import DraftPolicy, Observed
+from deepinfer.runtime.table import ENDED, SequenceTable
+
+
+class Results:
+    """``decode``: the text of an id by itself, or None without a tokenizer."""
+
+    def __init__(self, plan: EnginePlan, table: SequenceTable, prefix: PrefixCache, policy: DraftPolicy,
+                 metrics: Metrics, decode: Callable[[int], str] | None) -> None:
+        self.plan, self.table, self.prefix, self.policy = plan, table, prefix, policy
+        self.metrics, self.decode = metrics, decode
+        self._places = np.arange(plan.draft_tokens + 1)
+        self._touched: dict[Request, None] = {}
+        self._ended: list[Sequence] = []
+        self._now = 0.0
+        self._publishes = not isinstance(prefix, NoCache)
+
+    def take(self, step: StepPlan, serials: NDArray[np.int64], result: StepResult,
+             now: float) -> tuple[list[Request], list[Sequence]]:
+        """Bring every sequence of a step up to date.
+
+        ``serials``: of the sequences that the step was planned for; those that have ended since are left alone.
+
+        Returns the requests with news that somebody waits for, and the sequences that ended.
+        """
+        self._touched, self._ended, self._now = {}, [], now
+        t, rows = self.table, step.sequences
+        slots, draws = rows["slot"], rows["draws"]
+        t.retire(slots, draws)
+        at = np.flatnonzero((t.serial[slots] == serials) & (t.state[slots] != ENDED))
+        decoded = at[rows["kind"][at] == DECODE]
+        self._prompts(step, result, at[rows["kind"][at] != DECODE])
+        fine = result.finite[decoded]
+        if not fine.all():
+            decoded = self._broken(step, decoded, fine)
+        if result.errors:
+            at_once = np.array([i not in result.errors for i in decoded.tolist()], bool)
+            decoded = decoded[at_once]
+        if len(decoded):
+            t.clocks.accept(slots[decoded], rows["rows"][decoded], result.accepted[decoded])
+            self._drafts_counted(step, result, decoded)
+        for i, sentence in result.errors.items():
+            s = t.sequences[int(slots[i])]
+            if s is not None and s.serial == serials[i] and s.status is not Status.FINISHED:
+                self._fail(s, sentence)
+        chosen = at[(result.count[at] > 0)]
+        if len(chosen):
+            self._tokens(step, result, chosen, now)
+        if self._publishes:
+            self._publish(slots[at])
+        return list(self._touched), self._ended
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+    def _prompts(self, step: StepPlan, result: StepResult, at: NDArray[np.int64]) -> None:
+        """Rows that the host sent: few, so one by one."""
+        t = self.table
+        for i in at.tolist():
+            row = step.rows[i]
+            slot = int(row["slot"])
+            s = t.sequences[slot]
+            assert s is not None
+            here = np.array([slot])
+            t.clocks.ran(here, np.array([int(row["c"]) + int(row["rows"])]))
+            if not result.finite[i]:
+                self._fail(s, NOT_FINITE)
+                continue
+            if i in result.prompt_logprobs:
+                self._prompt_logprobs(s.request, row, result.prompt_logprobs[i])
+            if row["draws"] and i not in result.errors:
+                t.clocks.sampled(here)
+
+    def _broken(self, step: StepPlan, at: NDArray[np.int64], fine: NDArray[np.bool_]) -> NDArray[np.int64]:
+        for slot in step.rows["slot"][at[~fine]].tolist():
+            s = self.table.sequences[slot]
+            assert s is not None
+            self._fail(s, NOT_FINITE)
+        return at[fine]
+
+    def _drafts_counted(self, step: StepPlan, result: StepResult, at: NDArray[np.int64]) -> None:
+        verified, accepted = result.verified[at], result.accepted[at]
+        slots = step.rows["slot"][at]
+        if self.plan.draft_tokens and int(verified.sum()):
+            m = self.metrics
+            proposed = (self._places[:-1] < verified[:, None]).sum(axis=0)
+            kept = (self._places[:-1] < accepted[:, None]).sum(axis=0)
+            m.drafts.add(int((verified > 0).sum()))
+            m.draft_tokens.add(int(verified.sum()))
+            m.accepted_tokens.add(int(accepted.sum()))
+            for place in range(self.plan.draft_tokens):
+                m.proposed_at.add(int(proposed[place]), label=str(place))
+                m.accepted_at.add(int(kept[place]), label=str(place))
+            self.table.proposed[slots, verified] += 1
+            self.table.accepted[slots, accepted] += 1
+        self.policy.observe(Observed(
+            slots, verified, accepted, result.confidence[at], result.drafted[at], int(step.sequences["rows"].sum()),
+            step.count, result.seconds))
+
+    # ---- tokens -----------------------------------------------------------------------------------------------------
+    def _tokens(self, step: StepPlan, result: StepResult, at: NDArray[np.int64], now: float) -> None:
+        t = self.table
+        slots = step.rows["slot"][at].astype(np.int64)
+        count, tokens = result.count[at].astype(np.int64), result.tokens[at]
+        is_end = (tokens[:, :, None] == t.ends[slots][:, None, :]).any(axis=2) & (self._places < count[:, None])
+        ended = is_end.any(axis=1)
+        keep = np.where(ended, is_end.argmax(axis=1) + 1, count)
+        room = t.most[slots] - t.emitted[slots]
+        ended &= keep <= room
+        keep = np.minimum(keep, room)
+        single = t.single[slots]
+        over = ended | (keep == room)
+        self._times(slots, keep, now)
+        if self.plan.draft_tokens:
+            flat, stops = tokens[self._places < keep[:, None]].tolist(), np.cumsum(keep).tolist()
+            first = 0
+            for slot, stop in zip(slots.tolist(), stops, strict=True):
+                t.answers[slot].extend(flat[first:stop])
+                first = stop
+        else:
+            for slot, token in zip(slots.tolist(), tokens[:, 0].tolist(), strict=True):
+                t.answers[slot].append(token)
+        t.emitted[slots] += keep
+        t.last[slots] = now
+        self.metrics.generation_tokens.add(int(keep.sum()))
+        for k in np.flatnonzero(single | over | t.streamed[slots]).tolist():
+            s = t.sequences[int(slots[k])]
+            assert s is not None
+            self._one(s, int(at[k]), int(keep[k]), bool(ended[k]), result)
+
+    def _times(self, slots: NDArray[np.int64], keep: NDArray[np.int64], now: float) -> None:
+        last = self.table.last[slots]
+        first = np.isnan(last)
+        if first.any():
+            for slot in slots[first].tolist():
+                s = self.table.sequences[slot]
+                assert s is not None
+                m = s.request.metrics
+                if m.first_token_time is None:
+                    m.first_token_time = now
+                    self.metrics.first_token.observe(now - m.arrival_time)
+            self.metrics.inter_token.observe_all(np.zeros(int(first.sum())), keep[first] - 1)
+            last, keep = last[~first], keep[~first]
+        self.metrics.inter_token.observe_all((now - last) / np.maximum(keep, 1), keep)
+
+    def _one(self, s: Sequence, i: int, keep: int, ended: bool, result: StepResult) -> None:
+        """Everything about the newest ``keep`` tokens of one answer that needs a look at each."""
+        r, tokens = s.request, s.output.token_ids
+        reason: str | None = None
+        stop: int | str | None = None
+        if not ended and len(r.ends) > self.table.ends.shape[1]:
+            fresh = tokens[len(tokens) - keep:]
+            found = next((k for k, token in enumerate(fresh, 1) if token in r.ends), None)
+            if found is not None:
+                keep, ended = self._cut(s, keep, found), True
+        if s.read_eagerly:
+            silent = ended and not r.params.include_stop_str_in_output
+            hit = s.read_on(tokens[len(tokens) - keep: len(tokens) - silent])
+            if hit is not None:
+                keep, ended, reason, stop = self._cut(s, keep, hit[0]), False, "stop", hit[1]
+        if i in result.logprobs:
+            self._logprobs(s, result.logprobs[i], keep)
+        if s.constraint is not None:
+            try:
+                s.constraint.accept(tokens[len(tokens) - keep:])
+            except RequestError as error:
+                self._fail(s, str(error))
+                return
+            s.constraint.require_equal(len(tokens), tokens[-1:])
+            s.drafts = result.drafts[i, : result.drafted[i]].tolist()
+        if reason is None:
+            if ended:
+                reason = "stop"
+                stop = tokens[-1] if tokens[-1] in (r.params.stop_token_ids or ()) else None
+            elif len(tokens) >= r.most_tokens:
+                reason = "length"
+            elif s.constraint is not None and s.constraint.over:
+                reason = "stop"
+        r.metrics.last_token_time = self._now
+        if r.stream:
+            self._touched[r] = None
+        if reason is not None:
+            if s.clock.t > s.known:
+                s.clock.cut(s.known)
+            self._end(s, reason, stop)
+
+    def _cut(self, s: Sequence, keep: int, to: int) -> int:
+        """Of the newest ``keep`` tokens only ``to`` stay."""
+        del s.output.token_ids[len(s.output.token_ids) - (keep - to):]
+        if s.holding is not None:
+            self.table.emitted[s.holding.slot] -= keep - to
+        self.metrics.generation_tokens.add(to - keep)
+        return to
+
+    def _end(self, s: Sequence, reason: str, stop: int | str | None = None, error: str | None = None) -> None:
+        if s.holding is not None:
+            self.prefix.committed(s)
+        s.finish(reason, stop, error)
+        self._touched[s.request] = None
+        self._ended.append(s)
+
+    def _fail(self, s: Sequence, sentence: str) -> None:
+        """This answer ends, and so do those to the same prompt that have no sequence yet."""
+        for out in s.request.outputs[len(s.request.sequences):]:
+            out.finish_reason, out.error = "error", sentence
+        s.finish("error", error=sentence)
+        self._touched[s.request] = None
+        self._ended.append(s)
+
+    # ---- log-probabilities ------------------------------------------------------------------------------------------
+    def _logprobs(self, s: Sequence, found: Logprobs, keep: int) -> None:
+        out = s.output
+        if out.logprobs is None:
+            out.logprobs, out.cumulative_logprob = [], 0.0
+        for k in range(keep):
+            out.logprobs.append(self._named(found, k))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + float(found.values[k, 0])
+
+    def _prompt_logprobs(self, r: Request, row: np.void, found: Logprobs) -> None:
+        if r.prompt_logprobs is None:
+            return
+        first = int(row["c"]) + int(row["rows"]) - int(row["wanted"])
+        for k in range(len(found.ids)):
+            if len(r.prompt_logprobs) == first + k + 1 < len(r.prompt_ids):
+                r.prompt_logprobs.append(self._named(found, k))
+
+    def _named(self, found: Logprobs, k: int) -> TokenLogprobs:
+        """One token's log-probabilities by id, by falling probability; the token itself comes first where it is not
+        among the most probable ones."""
+        ids, values, ranks = (x[k].tolist() for x in (found.ids, found.values, found.ranks))
+        places = range(1, len(ids)) if ids[0] in ids[1:] else range(len(ids))
+        text: Callable[[int], str | None] = self.decode or (lambda token: None)
+        return {ids[j]: Logprob(values[j], ranks[j], text(ids[j])) for j in places if ids[j] >= 0}
+
+    # ---- prefix cache -----------------------------------------------------------------------------------------------
+    def _publish(self, slots: NDArray[Any]) -> None:
+        """Blocks that became full."""
+        c = self.table.clocks
+        full = c.n[slots] // self.plan.block_tokens > c.pub[slots]
+        for slot in slots[full & (c.finished[slots] == 0)].tolist():
+            s = self.table.sequences[slot]
+            if s is not None:
+                self.prefix.committed(s)
