@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from deepinfer.recipe.answer import AnswerIdentity, Event, Finish, Usage
+from deepinfer.recipe.call_grammar import calls_grammar
 from deepinfer.recipe.conversation import (
     Assistant,
     Constraint,
@@ -90,6 +91,7 @@ __all__ = [
     "Usage",
     "User",
     "VisionGrid",
+    "calls_grammar",
     "convert_request",
     "derive_v41",
     "inspect_image",

@@ -10,6 +10,7 @@ from deepinfer.recipe.conversation import (
     ConvertedRequest,
     InferenceOptions,
     ParsingOptions,
+    ResponseFormat,
     Tool,
     ToolChoice,
 )
@@ -78,7 +79,7 @@ def convert_messages(
         check_reasoning(messages, "content[].thinking")
 
     used_temperature, used_top_p = effective_sampling(model, thinking, bool(tools), temperature, top_p)
-    conversation = Conversation(tuple(messages), thinking, effort, tools, tool_choice)
+    conversation = Conversation(tuple(messages), thinking, effort, tools, tool_choice, _read_format(output))
     return ConvertedRequest(
         api="messages",
         model=name,
@@ -101,6 +102,15 @@ def convert_messages(
     )
 
 
+def _read_format(output: Field | None) -> ResponseFormat:
+    """`output_config.format`, which the official service does not have: read as Chat Completions' json_schema."""
+    field = output.optional("format") if output else None
+    if field is None:
+        return ResponseFormat()
+    kind = field.required("type").word(("json_schema",))
+    return ResponseFormat(kind, field.required("schema").object().value)
+
+
 def _convert_tools(fields: list[Field], web_search: str) -> tuple[list[Tool], set[str]]:
     """(client tools, names of the server tools that were dropped)."""
     tools: list[Tool] = []
@@ -119,7 +129,7 @@ def _convert_tools(fields: list[Field], web_search: str) -> tuple[list[Tool], se
             raise ConversionError(f"tools.{index}: missing input_schema")
         parameters = check_parameters(name, schema)
         deferred = field.flag_at("defer_loading") or False
-        tools.append(Tool(name, field.text_at("description"), parameters, deferred=deferred))
+        tools.append(Tool(name, field.text_at("description"), parameters, field.flag_at("strict"), deferred))
     check_unique(tools)
     if tools and all(tool.deferred for tool in tools):
         raise ConversionError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -15,8 +17,10 @@ from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.trace import StepTrace, TracedEngine
+from deepinfer.runtime.structured.compiler import Grammar
 
 _IDLE_WAIT_MS = 1000
+_COMPILE_WAIT_MS = 2  # between two looks at a form that is being compiled while nothing else is to do
 _SNAPSHOT_SECONDS = 0.5  # between two reports of a busy engine; an idle one reports once
 
 
@@ -32,6 +36,7 @@ class EngineLoop:
         if trace is not None:
             core.engine = TracedEngine(core.engine, trace)
         self._open: dict[int, _Open] = {}
+        self._compiling: dict[int, _Compiling] = {}
         self._stopping = False
         self._reported = 0.0
 
@@ -43,7 +48,8 @@ class EngineLoop:
                 with self.trace.span("loop", "messages"):
                     self._take_messages(0)
             else:
-                self._take_messages(_IDLE_WAIT_MS)
+                self._take_messages(_COMPILE_WAIT_MS if self._compiling else _IDLE_WAIT_MS)
+            self._take_compiled()
             if self._open:
                 self._step()
         for entry in self._open.values():
@@ -59,6 +65,7 @@ class EngineLoop:
             if isinstance(message, wire.Submit):
                 self._submit(message)
             elif isinstance(message, wire.Abort):
+                self._compiling.pop(message.id, None)
                 entry = self._open.get(message.id)
                 if entry is not None:
                     self.core.abort(entry.request.request_id)
@@ -67,15 +74,34 @@ class EngineLoop:
                 return
 
     def _submit(self, message: wire.Submit) -> None:
+        """Queue a request. A form of the answer is compiled first, by a thread beside the loop."""
         try:
             params = SamplingParams(**message.sampling, detokenize=False)
-            request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params)
-            self.core.add(request)
+            if params.form is None:
+                self._start(message, params)
+            else:
+                self._compiling[message.id] = _Compiling(message, params, self.core.grammars.submit(params.form))
         except RequestError as error:
-            self._send([wire.Update(message.id, [], finish="refused", error=str(error))])
-            return
+            self._refuse(message.id, error)
+
+    def _take_compiled(self) -> None:
+        """Queue requests whose form is ready, or refuse them."""
+        for key in [key for key, entry in self._compiling.items() if entry.grammar.done()]:
+            entry = self._compiling.pop(key)
+            try:
+                entry.grammar.result()
+                self._start(entry.message, entry.params)
+            except RequestError as error:
+                self._refuse(key, error)
+
+    def _start(self, message: wire.Submit, params: SamplingParams) -> None:
+        request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params)
+        self.core.add(request)
         self._open[message.id] = _Open(request)
         self.trace.request(message.id, begins=True, prompt_tokens=len(request.prompt_ids))
+
+    def _refuse(self, key: int, error: RequestError) -> None:
+        self._send([wire.Update(key, [], finish="refused", error=str(error))])
 
     # ---- steps --------------------------------------------------------------------------------------------------
     def _step(self) -> None:
@@ -111,6 +137,15 @@ class EngineLoop:
         m.cache_usage.set(1 - memory.blocks.free / max(1, memory.blocks.size))
         self.socket.send(wire.encode(wire.Snapshot(
             snapshot(m), len(scheduler.running), len(scheduler.waiting), memory.blocks.free)))
+
+
+@dataclass(frozen=True)
+class _Compiling:
+    """A request that waits for its form."""
+
+    message: wire.Submit
+    params: SamplingParams
+    grammar: Future[Grammar]
 
 
 class _Open:

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from deepinfer.errors import DeepInferError, InternalError
+from deepinfer.runtime import events
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.engine_loop import EngineLoop
 from deepinfer.runtime.server.logs import start_logging
@@ -89,6 +90,7 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
     try:
         llm = make(settings)
         with llm:
+            _read_forms_vocabulary(llm)
             fingerprint = _check(llm, settings)
             plan, memory = llm.plan, llm.core.memory
             folder = llm.core.engine.checkpoint
@@ -109,6 +111,15 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
     finally:
         socket.close()
         context.term()
+
+
+def _read_forms_vocabulary(llm: LLM) -> None:
+    """So that the first answer with a form does not wait for it."""
+    if llm.core.grammars.possible:
+        try:
+            llm.core.grammars.warm()
+        except DeepInferError as error:
+            events.warn("no_structured_outputs", reason=str(error))
 
 
 def _check(llm: LLM, settings: EngineSettings) -> str:

@@ -10,9 +10,8 @@ from deepinfer.recipe.fields import Field
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.wire import Sampling
 
-_GRAMMAR = "answers cannot be constrained to a grammar yet"
+_GRAMMAR = "send structured_outputs with json, regex, choice or grammar"
 _UNBUILT: Mapping[str, str] = {
-    "structured_outputs": _GRAMMAR,
     "guided_json": _GRAMMAR,
     "guided_regex": _GRAMMAR,
     "guided_choice": _GRAMMAR,
@@ -45,16 +44,6 @@ def refuse_unbuilt_features(request: ConvertedRequest) -> None:
     """Refuse a request whose form is right and that needs what this server does not have."""
     for image in request.image_sources:
         raise _unsupported(image.path.lstrip("."), "this engine reads text only")
-    field = {"chat": "response_format", "responses": "text.format"}.get(request.api, "output_format")
-    kind = request.conversation.response_format.kind
-    if kind in ("json_schema", "regex"):
-        raise _unsupported(field, f"{kind} needs constrained decoding, which is not built; "
-                                  "json_object asks for JSON in the prompt without enforcing it")
-    for place, tool in enumerate(request.conversation.tools):
-        if tool.strict and request.api != "messages":
-            inner = "function.strict" if request.api == "chat" else "strict"
-            raise _unsupported(f"tools[{place}].{inner}", "strict arguments need constrained decoding, which is not "
-                                                          "built; leave it out or send false")
 
 
 def sampling_extensions(root: Field) -> Sampling:

@@ -24,6 +24,7 @@ from deepinfer.runtime.server.extensions import (
     sampling_extensions,
 )
 from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.forms import Form, asked_form, form_of, reasoning_end
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
 from deepinfer.runtime.server.wire import Sampling
@@ -128,6 +129,12 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
     sampling = plain_sampling(request, resolve_max_tokens(request, len(ids), service.max_model_len))
     if api != "messages":  # whose API documents top_k as ignored
         sampling |= sampling_extensions(root)
+    form = form_of(request, vocabulary.tokenizer)
+    asked = asked_form(root, reasoning_end(request, vocabulary.tokenizer))
+    if form is not None and asked is not None:
+        raise HttpFailure(400, "structured_outputs cannot be combined with a format or with strict or forced tools.",
+                          param="structured_outputs")
+    sampling |= _with(form or asked)
     _check(sampling)
     identity = AnswerIdentity(_ID_PREFIX[api] + secrets.token_hex(12), request.model)
     answer = ConversationAnswer(request, identity, vocabulary.tokenizer, prompt_tokens=len(ids),
@@ -144,12 +151,16 @@ def _completion(service: Service, body: bytes, vocabulary: Vocabulary) -> Prepar
         served = ", ".join(service.settings.names)
         raise HttpFailure(404, f"The model {request.model!r} is not served; served: {served}.", code="model_not_found",
                           param="model")
-    sampling = request.sampling | sampling_extensions(root)
+    sampling = request.sampling | sampling_extensions(root) | _with(asked_form(root))
     _check(sampling)
     answer = CompletionAnswer(request, _ID_PREFIX["completion"] + secrets.token_hex(12),
                               vocabulary.tokenizer if vocabulary.has_text else None,
                               service.link.require_hello().fingerprint)
     return Prepared(request.ids, sampling, answer, request.stream)
+
+
+def _with(form: Form | None) -> Sampling:
+    return {} if form is None else {"structured_outputs": form}
 
 
 def _check(sampling: Sampling) -> None:

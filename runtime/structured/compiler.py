@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from deepinfer.errors import RequestError
-from deepinfer.runtime.structured.constraint import Constraint
+from deepinfer.runtime.structured.constraint import OUT_OF_BUDGET, Constraint
 from deepinfer.runtime.structured.options import WHERE, StructuredOutputs
 from deepinfer.runtime.structured.places import faulty_place
 from deepinfer.runtime.structured.vocabulary import grammar_tokens
@@ -144,52 +144,85 @@ class GrammarCompiler:
                 self._kept_text -= len(old[1])
 
     def _build(self, asked: StructuredOutputs) -> Grammar:
-        tokens = self.warm()
-        if asked.kind in ("json", "json_object"):
-            return self._of_matcher(self._json_schema(tokens, asked.text))
         from llguidance import LLMatcher
 
-        where = f"{WHERE}.{asked.kind}"
-        if asked.kind == "choice":
-            text = "start: " + " | ".join(json.dumps(each) for each in asked.choice or ())
+        tokens, where = self.warm(), f"{WHERE}.{asked.kind}"
+        if asked.kind in ("json", "json_object"):
+            schema = _parsed(asked.text, where)
+            text = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_RULES)
         else:
-            text = asked.text if asked.kind == "regex" else _lark(asked.text, where)
-        grammar = LLMatcher.grammar_from_regex(text) if asked.kind == "regex" else LLMatcher.grammar_from_lark(text)
-        matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
+            text = _library_text(asked, where)
+        matcher = LLMatcher(tokens, text, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first one is the slowest, and shows whether the budgets are enough
         if matcher.is_error():
+            check_form(asked)  # which finds the place
             raise refused(asked.kind, where, matcher.get_error())
-        return self._of_matcher(matcher)
-
-    def _of_matcher(self, matcher: LLMatcher) -> Grammar:
         return Grammar(matcher, self._vocabulary, self._ends)
 
-    def _json_schema(self, tokens: LLTokenizer, text: str) -> LLMatcher:
-        where = f"{WHERE}.json"
+
+def check_schema(schema: object, where: str) -> None:
+    """Raise RequestError where a JSON schema cannot be enforced; no model is needed for that.
+
+    ``where``: the schema's place in the request.
+    """
+    def error_of(part: object) -> str | None:
         try:
-            schema = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("the schema is no JSON", where=where, found=str(error)) from None
-        if not isinstance(schema, dict | bool):
-            raise RequestError("a JSON schema is an object", where=where, found=type(schema).__name__)
+            return _checked(LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=JSON_RULES))
+        except ValueError as error:
+            return str(error)
 
-        def attempt(part: object) -> LLMatcher | str:
-            rules = LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=JSON_RULES)
-            matcher = LLMatcher(tokens, rules, log_level=0, limits=limits())
-            return matcher.get_error() if matcher.is_error() else matcher
+    from llguidance import LLMatcher
 
-        from llguidance import LLMatcher
-
-        found = attempt(schema)
-        if not isinstance(found, str):
-            return found
-        place, message = faulty_place(schema, lambda part: str(e) if isinstance(e := attempt(part), str) else None)
+    found = error_of(schema)
+    if found is not None:
+        place, message = faulty_place(schema, error_of)
         raise refused("json", where + place, message or found)
+
+
+def check_form(form: StructuredOutputs, where: str | None = None) -> None:
+    """Raise RequestError where a form cannot be enforced. ``where``: its place, if not `structured_outputs`."""
+    where = f"{where or WHERE}.{form.kind}"
+    if form.kind in ("json", "json_object"):
+        check_schema(_parsed(form.text, where), where)
+    else:
+        found = _checked(_library_text(form, where))
+        if found is not None:
+            raise refused(form.kind, where, found)
+
+
+def _checked(grammar: str) -> str | None:
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+    return messages[0] if failed else None
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the schema is no JSON", where=where, found=str(error)) from None
+    if not isinstance(schema, dict | bool):
+        raise RequestError("a JSON schema is an object", where=where, found=type(schema).__name__)
+    return schema
+
+
+def _library_text(form: StructuredOutputs, where: str) -> str:
+    """Anything but a schema in the library's own words."""
+    from llguidance import LLMatcher
+
+    if form.kind == "regex":
+        return LLMatcher.grammar_from_regex(form.text)
+    if form.kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in form.choice or ()))
+    return LLMatcher.grammar_from_lark(_lark(form.text, where))
 
 
 def refused(kind: str, where: str, message: str) -> RequestError:
     """The error for a description that the library refuses."""
     words = " ".join(message.split())
-    if "imit" in words and ("fuel" in words or "too big" in words or "exceeded" in words):
+    if any(word in words for word in OUT_OF_BUDGET):
         return RequestError("the form is too large to be compiled", where=where, found=words[:300],
                             next_step="make it smaller, or allow more in it")
     return RequestError("the form cannot be compiled", where=where, found=words[:300], allowed=_ALLOWED[kind])

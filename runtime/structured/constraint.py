@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 _ALL = np.uint32(0xFFFFFFFF)
 _BITS = 32
+OUT_OF_BUDGET = ("limit", "max is", "fuel", "too big", "Too many")  # how the library says so
 
 
 def mask_words(vocabulary: int) -> int:
@@ -32,6 +33,11 @@ def allowed_tokens(row: Mask, vocabulary: int) -> NDArray[np.bool_]:
     """[V]: a row's bits one by one."""
     bits: NDArray[np.bool_] = np.unpackbits(row.view(np.uint8), bitorder="little")[:vocabulary].astype(bool)
     return bits
+
+
+def _too_complex(message: str) -> RequestError:
+    return RequestError("the form needs more states than its limits allow", where="structured_outputs",
+                        found=" ".join(message.split())[:200], next_step="simplify the schema, pattern or grammar")
 
 
 def restricted(logits: NDArray[np.floating[Any]], row: Mask) -> NDArray[np.floating[Any]]:
@@ -57,6 +63,7 @@ class Constraint:
         self.tokens: list[int] = []
         self._first = None if self._start_after else 0  # place in `tokens` where the form begins
         self._ended = False
+        self._failure: RequestError | None = None  # the budgets were used up: the next mask raises it
         self._rows: Mask = np.zeros((0, mask_words(vocabulary)), np.uint32)
 
     @property
@@ -72,7 +79,8 @@ class Constraint:
     @property
     def over(self) -> bool:
         """Whether nothing but the end can follow."""
-        return self._first is not None and (self._ended or bool(self._matcher.is_stopped()))
+        stopped = self._ended or (self._failure is None and bool(self._matcher.is_stopped()))
+        return self._first is not None and stopped
 
     def mask(self, drafts: Sequence[int] = ()) -> Mask | None:
         """Which tokens may come next, and which behind each draft.
@@ -95,23 +103,23 @@ class Constraint:
             self._rows = np.empty((rows, mask_words(self.vocabulary)), np.uint32)
         out = self._rows[:rows]
         out[:] = _ALL
-        matched, started = 0, self.active
-        try:
-            for place, draft in enumerate((*drafts, None)):
-                if started:
-                    self._fill_row(out[place])
-                if draft is None or not allows(out[place], draft):
-                    break
-                if not started:
-                    started = draft in self._start_after
-                elif draft in self._ends:
-                    break
-                else:
-                    self._consume(draft)
-                    matched += 1
-        finally:
-            if matched:
-                self._matcher.rollback(matched)
+        # a copy looks ahead: drafts that run out of the budgets must not end an answer that never takes them
+        ahead = self._matcher.deep_copy() if drafts else self._matcher
+        started = self.active
+        for place, draft in enumerate((*drafts, None)):
+            if started and (error := self._fill_row(ahead, out[place])) is not None:
+                if place == 0:
+                    raise error
+                out[place:] = 0  # whoever gets here has no token to choose
+                break
+            if draft is None or not allows(out[place], draft):
+                break
+            if not started:
+                started = draft in self._start_after
+            elif draft in self._ends:
+                break
+            else:
+                ahead.consume_token(draft)
         return out
 
     def accept(self, ids: Iterable[int]) -> None:
@@ -165,12 +173,21 @@ class Constraint:
             raise InternalError(f"the grammar saw {len(self.tokens)} tokens, the answer has {count}")
 
     def _consume(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
-            raise InternalError(f"token {token} does not fit the grammar: {self._matcher.get_error()}")
+        if self._failure is None and not self._matcher.consume_token(token):
+            message = " ".join(self._matcher.get_error().split())
+            if not any(word in message for word in OUT_OF_BUDGET):
+                raise InternalError(f"token {token} does not fit the grammar: {message}")
+            self._failure = _too_complex(message)
 
-    def _fill_row(self, row: Mask) -> None:
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._matcher.is_error():
-            raise RequestError("the grammar needs more states than its limits allow", where="structured_outputs",
-                               found=" ".join(self._matcher.get_error().split())[:200],
-                               next_step="simplify the schema, pattern or grammar")
+    def _fill_row(self, matcher: LLMatcher, row: Mask) -> RequestError | None:
+        """Write the mask of a matcher's next token; the error when its budgets are used up."""
+        if self._failure is not None:
+            return self._failure
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if not matcher.is_error():
+            return None
+        error = _too_complex(matcher.get_error())
+        if matcher is self._matcher:
+            self._failure = error
+        return error

@@ -285,3 +285,23 @@ def test_sampling_params_take_the_object_or_its_fields() -> None:
     for wrong in ("a+", ["regex"], {"regex": 3}):
         with pytest.raises(RequestError, match="structured_outputs"):
             SamplingParams(structured_outputs=wrong)  # type: ignore[arg-type]
+
+
+def test_a_form_beyond_the_budgets_ends_in_a_sentence_not_in_silence(compiler: GrammarCompiler,
+                                                                     tokenizer: RecipeTokenizer) -> None:
+    part = {f"q{j}": {"type": "string", "pattern": "^[a-z]{1,40}[0-9]+$"} for j in range(50)}
+
+    def alike(count: int) -> dict[str, Any]:
+        same = [{"type": "object", "properties": part, "title": str(i)} for i in range(count)]
+        return {"anyOf": [{"enum": [7]}, *same]}
+
+    with pytest.raises(RequestError, match="too large"):  # seen by the compiler, before anything runs
+        begin(compiler, json=alike(100))
+    constraint, ids = begin(compiler, json=alike(31)), tokenizer.encode('{"q0":"ab1","q1":"x2"}')
+    found = constraint.mask(ids)  # drafts alone end nothing
+    assert found is not None and not found[-1].any() and next_tokens(constraint)[ids[0]]
+    with pytest.raises(RequestError, match=r"structured_outputs: the form needs more states"):
+        for token in ids:
+            assert next_tokens(constraint)[token]
+            constraint.accept([token])
+            assert not constraint.over

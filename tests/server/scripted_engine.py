@@ -46,7 +46,10 @@ SCRIPTS = {
     "hello": (REASONING, HELLO),
     "weather": ("I need the weather.", "Let me look." + calls(WEATHER, call("get_weather", city='Zürich "West"'))),
     "inside": ("", f"{WEATHER}</{DSML} calls>"),  # the prompt has opened the block already
-    "json": ("Some JSON.", '```json\n{"colour": "blue", "n": [1, 2]}\n```'),
+    "json": ("Some JSON.", '{"colour": "blue", "n": [1, 2]}'),
+    "prose": ("Some prose.", "I would rather tell you a story."),
+    "wrong": ("A call.", "Let me look." + calls(call("get_weather", town="Atlantis"))),
+    "wrongs": ("", f"{call('get_weather', town='Atlantis')}</{DSML} calls>"),
     "stops": ("Count.", "one two three four five"),
     "held": ("", "before hold after"),
     "dies": ("", "some words and then nothing"),

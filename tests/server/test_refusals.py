@@ -20,12 +20,8 @@ FUZZ_ROUNDS = 1000
 
 
 @pytest.mark.parametrize(("fields", "named"), [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, "response_format"),
-    ({"response_format": {"type": "regex", "regex": "a+"}}, "response_format"),
-    ({"tools": [STRICT]}, "tools[0].function.strict"),
     ({"messages": IMAGE}, "messages[0]"),
     ({"guided_json": SCHEMA}, "guided_json"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import openai
-import pytest
 from server.running import MODEL
 from server.scripted_engine import HELLO, REASONING
 
@@ -51,9 +50,3 @@ def test_the_length_limit_leaves_the_response_incomplete(openai_client: openai.O
     assert response.status == "incomplete" and response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output_text == " word" * 16
-
-
-def test_a_schema_that_would_not_be_enforced_is_refused(openai_client: openai.OpenAI) -> None:
-    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object", "properties": {}}}}
-    with pytest.raises(openai.BadRequestError, match=r"text\.format"):
-        openai_client.responses.create(model=MODEL, input="say:json", text=form)
