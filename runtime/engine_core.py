@@ -79,6 +79,7 @@ class EngineCore:
         drafts = plan.draft_tokens if "draft" in plan.entries else 0
         self.policy: DraftPolicy = policy or FixedDrafts(drafts)
         self.table = SequenceTable(plan, self.memory)
+        self.prefix.attach(self.memory, lambda slot: bool(self.table.inflight[slot]), self.metrics)
         self.residence = Residence(plan, self.memory, self.table, self.executor, self.prefix, self.policy,
                                    self.metrics, spill_bytes=spill_bytes, now=now, answer=self._sequence)
         self.scheduler = Scheduler(plan, self.memory, self.table, self.residence, self.prefix, self.policy,
@@ -254,13 +255,17 @@ class EngineCore:
             yield
 
     def _guarded(self, turn: Callable[[], News | None]) -> News | None:
-        """What ``turn`` brings; when the engine fails, everything that runs ends."""
+        """What ``turn`` brings; when the engine fails or a person interrupts it, everything that runs ends: nobody
+        knows how far the step came."""
         try:
             return turn()
-        except Exception:
+        except BaseException as error:
             self.loop.give_up()
+            failed = isinstance(error, Exception)
             for request in list(self.requests.values()):
-                self._end(request, "error", "the engine failed")
+                self._end(request, "error" if failed else "abort", "the engine failed" if failed else None)
+                if not failed:
+                    self._deliver([request])
             self.residence.sweep()
             self.requests.clear()
             raise

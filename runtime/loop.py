@@ -111,6 +111,7 @@ class Loop:
             with suppress(Exception):
                 self.executor.wait(flight.ticket)
             self._forget(flight)
+        self.table.inflight[:] = self.table.drawing[:] = 0  # also of a step that was never submitted
         self._draining = False
 
     def _forget(self, flight: Flight) -> None:
