@@ -21,6 +21,7 @@ from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
+from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.progress import GenerationProgress
 from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
 from deepinfer.runtime.sequence import Request
@@ -30,6 +31,7 @@ from deepinfer.runtime.tokenizer import end_ids, load_text_side
 Prompt = str | Sequence[int]
 _NO_PROMPT = "a prompt is a text or a list of token ids"
 _CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
+_SNAPSHOT_SHARE = 0.1  # likewise, for window snapshots
 
 
 class LLM:
@@ -46,6 +48,10 @@ class LLM:
         threads: of a CPU engine; None: the processors that this process may use.
         seed: of requests that bring none; None: from the system.
         spill_bytes: host memory for sequences that give up theirs when blocks run out.
+        prefix_cache: keep what was computed for later requests that begin with the same tokens. Answers depend on
+            it only where bounded replay is asked for (``SamplingParams.replay`` as a number); see docs/runtime.md.
+        prefix_snapshots: window snapshots that are kept at most, so that a hit runs no row again; None: four for each
+            sequence, but no more than a tenth of the free memory.
         progress: show what takes long while loading.
 
     Raises:
@@ -56,9 +62,9 @@ class LLM:
     def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
-                 progress: bool = True) -> None:
+                 prefix_cache: bool = True, prefix_snapshots: int | None = None, progress: bool = True) -> None:
         _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
-                         spill_bytes=spill_bytes)
+                         spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots)
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
@@ -67,8 +73,11 @@ class LLM:
         running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
         try:
             text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)
+            prefix = None
+            if prefix_cache and self.plan.paged:
+                prefix = MemoryCache(self.plan, snapshots=_snapshots(self.plan, slots, prefix_snapshots))
             self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
-                                   spill_bytes=spill_bytes)
+                                   spill_bytes=spill_bytes, prefix=prefix)
         except BaseException:
             running.close()
             raise
@@ -254,6 +263,16 @@ def _blocks(package: Package, slots: int, asked: int | None) -> int:
                         next_step="free memory, pass num_blocks, or compile with a smaller --max-model-len")
     events.warn("cache_limited", blocks=blocks, wanted=most, reason="half of the free memory")
     return blocks
+
+
+def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
+    """Window snapshots of the prefix cache: a prompt and an answer leave two each."""
+    if asked is not None:
+        if asked < 0:
+            raise PlanError("there cannot be less than none", where="prefix_snapshots", found=asked, allowed=">= 0",
+                            next_step="0 keeps no windows: rows in front of every hit run again")
+        return asked
+    return min(4 * slots, int(available_memory() * _SNAPSHOT_SHARE) // max(1, plan.resume_bytes))
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -90,6 +90,8 @@ class Results:
                 self._prompt_logprobs(s.request, row, result.prompt_logprobs[i])
             if row["draws"] and i not in result.errors:
                 t.clocks.sampled(here)
+            if self._publishes:
+                self.prefix.committed(s)
 
     def _broken(self, step: StepPlan, at: NDArray[np.int64], fine: NDArray[np.bool_]) -> NDArray[np.int64]:
         for slot in step.rows["slot"][at[~fine]].tolist():

@@ -95,7 +95,9 @@ class Session:
                 raise RequestError("logits of rows that are not kept", where="wanted", found=wanted,
                                    allowed=f"0..{min(replay.keep, len(new))}",
                                    next_step="open the session with replay=off")
-            if not self._core.memory.prepare(holding, max(start, clock.h), stop):
+            written, memory = max(start, clock.h), self._core.memory
+            if not self._core.residence.free(memory.need(holding, written, stop)) or not memory.prepare(
+                    holding, written, stop):
                 raise PlanError("no cache blocks are free for these rows", where="feed", found=f"{len(new)} rows",
                                 next_step="close other sessions, or give LLM more num_blocks")
             self._ids.extend(new)
@@ -166,7 +168,7 @@ class Session:
         with self._core.lock:
             holding, memory = self._alive(), self._core.memory
             rows = self._clock.w
-            if memory.free_slots < 1 or memory.free_blocks < memory.fork_need(rows):
+            if memory.free_slots < 1 or not self._core.residence.free(memory.fork_need(rows)):
                 raise _no_room(self._core)
             other = Session.__new__(Session)
             other._core, other.replay = self._core, self.replay

@@ -18,9 +18,10 @@ from witness import Reference, WitnessEngine, need
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.clock import KEPT, STEP, Clock, Part, Replayed
 from deepinfer.runtime.memory import Holding, SequenceMemory
+from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.cache import MemoryCache
-from deepinfer.runtime.prefix.road import must_be_exact, replay_of
+from deepinfer.runtime.prefix.road import must_be_exact
 from deepinfer.runtime.prefix.roots import Roots
 
 
@@ -79,7 +80,9 @@ class PrefixLoop:
         self.plan = plan
         self.engine = WitnessEngine(plan, plan.max_num_seqs, blocks)
         self.memory = SequenceMemory(plan, self.engine, plan.max_num_seqs, blocks)
-        self.cache = cache(plan, self.memory.blocks, self.engine.state, snapshots=snapshots, roots=roots or Roots())
+        self.cache, self.metrics = cache(plan, snapshots=snapshots, roots=roots), Metrics()
+        self.cache.attach(self.memory, lambda slot: False, self.metrics)
+        self.rerun = 0  # rows in front of hits
         self.batch = Batch(plan)
         self.open: list[Turn] = []
 
@@ -100,9 +103,8 @@ class PrefixLoop:
         if hit.floor:
             self.cache.adopt(hit, turn)
         turn.cached = hit.floor
-        exact = must_be_exact(self.plan, "off" if logprobs else replay)
-        turn.clock.prompt(len(prompt) - hit.floor, replay_of(self.plan, "off" if logprobs else replay))
-        need(exact or logprobs or turn.clock.log is not None, "a log")
+        turn.clock.prompt(len(prompt) - hit.floor, self.plan.replay_rows("off" if logprobs else replay))
+        self.rerun += turn.clock.h - min(turn.clock.row, turn.clock.h)
         try:
             self._room(turn, turn.clock.h, len(prompt))
         except NoRoom:

@@ -12,7 +12,7 @@ that have to be exact adopt exact blocks only, and an exact block replaces a rep
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 
 from deepinfer.runtime.clock import STEP, Clock, Replayed
 from deepinfer.runtime.plan import EnginePlan
-from deepinfer.runtime.pool import Pool
 from deepinfer.runtime.prefix.chain import BlockChain
 from deepinfer.runtime.prefix.counters import PrefixCounters
 from deepinfer.runtime.prefix.interface import MISS, Hit
 from deepinfer.runtime.prefix.road import Road, choose, edges_to_keep, kept_rows, must_be_exact, replay_of
-from deepinfer.runtime.prefix.tree import NO_WINDOWS, BlockTree, History, Node, same_ids
-from deepinfer.runtime.prefix.windows import State, WindowPool
+from deepinfer.runtime.prefix.roots import Roots
+from deepinfer.runtime.prefix.tree import NO_WINDOWS, BlockTree, History, Node, id_bytes, ids_of
+from deepinfer.runtime.prefix.windows import WindowPool
 
 if TYPE_CHECKING:
-    from deepinfer.runtime.prefix.roots import Roots
+    from deepinfer.runtime.memory import SequenceMemory
+    from deepinfer.runtime.metrics import Metrics
     from deepinfer.runtime.sequence import Sequence
 
 _ENDS = 2  # block edges behind each other whose windows are kept at the end of a chain
@@ -78,19 +79,23 @@ class MemoryCache:
     """See the module and ``PrefixCache``.
 
     Args:
-        pool: the engine's blocks. ``state``: bytes of a ring slot, ``Engine.state``.
         snapshots: of windows that are kept at most; their memory is taken here.
-        roots: what the first block's key hangs on, by tenant.
+        roots: what the first block's key hangs on, by tenant; None: nothing leaves this process.
     """
 
-    def __init__(self, plan: EnginePlan, pool: Pool, state: State, *, snapshots: int, roots: Roots,
-                 counters: PrefixCounters | None = None) -> None:
-        self.plan, self.roots = plan, roots
-        self.counters = counters or PrefixCounters()
-        self.windows = WindowPool(plan, state, snapshots)
-        self.tree = BlockTree(pool, self._dropped)
+    def __init__(self, plan: EnginePlan, *, snapshots: int, roots: Roots | None = None) -> None:
+        self.plan, self.roots = plan, roots or Roots()
+        self.counters = PrefixCounters()
+        self.windows = WindowPool(plan, snapshots if plan.resume_bytes else 0)
         self._progress: dict[Sequence, Progress] = {}
         self._chains: WeakKeyDictionary[Sequence, BlockChain] = WeakKeyDictionary()
+
+    def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
+        """See ``PrefixCache``."""
+        self.tree = BlockTree(memory.blocks, self._dropped)
+        self.windows.attach(memory.engine.state)
+        self._busy = busy
+        self.counters.show(metrics)
 
     # ---- a waiting sequence -----------------------------------------------------------------------------------------
     def lookup(self, s: Sequence) -> Hit:
@@ -112,7 +117,7 @@ class MemoryCache:
 
     def _match(self, s: Sequence, ids: NDArray[np.int64]) -> list[Node]:
         most = (len(ids) - 1) // self.plan.block_tokens
-        return self.tree.match(self._chain(s, ids[: most * self.plan.block_tokens]), ids, most)
+        return self.tree.match(self._chain(s, ids[: most * self.plan.block_tokens]), id_bytes(ids), most)
 
     def _chain(self, s: Sequence, ids: NDArray[np.int64]) -> BlockChain:
         """Keys of a sequence's blocks, each hashed once."""
@@ -128,8 +133,11 @@ class MemoryCache:
         return chain
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
-        """See ``PrefixCache``: a chunk ends where a snapshot is due."""
+        """See ``PrefixCache``: a chunk ends where a snapshot is due, and the next one waits until it is taken."""
+        assert s.holding is not None
         progress = self._progress.get(s) or self._begin(s)
+        if first in progress.edges and self._busy(s.holding.slot):
+            return first
         return min((at for at in progress.edges if first < at < stop), default=stop)
 
     def adopt(self, hit: Hit, s: Sequence) -> None:
@@ -154,8 +162,9 @@ class MemoryCache:
         progress = self._progress.get(s) or self._begin(s)
         full = s.clock.n // size
         if full > progress.settled and not progress.closed:
-            ids = s.known_ids()
-            self._chain(s, ids[: full * size])
+            known = s.known_ids()[: full * size]
+            self._chain(s, known)
+            ids = id_bytes(known)
             while progress.settled < full and not progress.closed:
                 self._settle(s, progress, ids)
         s.clock.pub = max(s.clock.pub, full)
@@ -171,15 +180,16 @@ class MemoryCache:
         first_edge = max((r.floor + inexact(plan, r) for r in own), default=0)
         edges = edges_to_keep(plan, clock.prompt_end, kept_rows(plan, replay, exact))
         edges = tuple(sorted({*edges, *(r.floor for r in own if not inexact(plan, r))}))
-        ids = s.known_ids()
-        progress = Progress(self._chain(s, ids[: clock.n]), history,
+        known = s.known_ids()[: clock.n]
+        progress = Progress(self._chain(s, known), history,
                             tuple(at for at in edges if at >= first_edge) if self.windows.units else (), first_edge)
+        ids = id_bytes(known)
         while progress.settled < clock.h // plan.block_tokens and not progress.closed:
             self._settle(s, progress, ids)  # adopted blocks are there
         self._progress[s] = progress
         return progress
 
-    def _settle(self, s: Sequence, p: Progress, ids: NDArray[np.int64]) -> None:
+    def _settle(self, s: Sequence, p: Progress, known: bytes) -> None:
         """Publish the next full block, or find that an equal one is there."""
         assert s.holding is not None
         size, number = self.plan.block_tokens, p.settled
@@ -187,17 +197,16 @@ class MemoryCache:
             p.closed = True
             return
         key, block, history = p.chain[number], int(s.holding.blocks[number]), p.history_of(number, size)
-        node = self.tree.find(key)
-        if node is not None and same_ids(node, ids, size) and not history and not node.exact:
+        node, ids = self.tree.find(key), ids_of(known, number, size)
+        if node is not None and node.ids == ids and not history and not node.exact:
             self.counters.replaced.add()
             self.tree.remove(node)
             node = None
         if node is None:
-            own = ids[number * size : (number + 1) * size].astype(np.int32)
-            node = Node(key, number, own, block, p.last, history)
+            node = Node(key, number, ids, block, p.last, history)
             self.tree.insert(node)
             self.counters.published.add(label="exact" if node.exact else "replayed")
-        elif node.history != history or not same_ids(node, ids, size):
+        elif node.history != history or node.ids != ids:
             p.closed = True
             return
         elif node.block != block:
@@ -209,12 +218,13 @@ class MemoryCache:
     # ---- windows ----------------------------------------------------------------------------------------------
     def _keep_windows(self, s: Sequence, p: Progress) -> None:
         """A snapshot at the edge of a block where the rings still hold the rows in front of it."""
+        assert s.holding is not None
         clock, size = s.clock, self.plan.block_tokens
         decoding = clock.row >= clock.prompt_end
         at = clock.row // size * size if decoding else clock.row
         if at % size or at < max(1, p.first_edge) or not self.windows.units or p.settled < at // size:
             return
-        if (not decoding and at not in p.edges) or clock.w - at > self.windows.slack:
+        if clock.w - at > self.windows.slack or not (decoding or (at in p.edges and not self._busy(s.holding.slot))):
             return
         node = p.last
         while node is not None and self._end(node) > at:  # rows in front of a hit that run again
@@ -224,7 +234,6 @@ class MemoryCache:
         if node.windows != NO_WINDOWS:
             self.windows.touch(node.windows)
             return
-        assert s.holding is not None
         node.windows, lost = self.windows.take(node, s.holding.slot, at)
         if lost is not None:
             lost.windows = NO_WINDOWS

@@ -1,8 +1,8 @@
-"""What the prefix cache counts: vLLM's two names, and how hits came about."""
+"""What the prefix cache counts beside the tokens of ``Metrics``: how hits came about, and what is kept."""
 
 from __future__ import annotations
 
-from deepinfer.runtime.metrics import Counter, Gauge
+from deepinfer.runtime.metrics import Counter, Gauge, Metrics
 from deepinfer.runtime.prefix.road import Road
 
 
@@ -10,20 +10,20 @@ class PrefixCounters:
     """Tokens unless a name says otherwise."""
 
     def __init__(self) -> None:
-        self.queries = Counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked up")
-        self.hits = Counter("vllm:prefix_cache_hits_total", "Prompt tokens whose cache entries were there")
         self.tiers = Counter("deepinfer:prefix_hit_tokens_total", "Prompt tokens found, by tier", label="tier")
         self.how = Counter("deepinfer:prefix_hits_total", "Requests with a hit, by what filled their windows: a "
                            "snapshot, rows that ran again exactly, or bounded replay", label="windows")
-        self.rerun = Counter("deepinfer:prefix_rerun_rows_total", "Rows in front of a hit that ran again")
         self.published = Counter("deepinfer:prefix_published_blocks_total", "Blocks that became known", label="lineage")
         self.replaced = Counter("deepinfer:prefix_replaced_blocks_total", "Replayed blocks that gave way to exact ones")
         self.evicted = Counter("deepinfer:prefix_evicted_blocks_total", "Blocks given up for room")
         self.snapshots = Counter("deepinfer:prefix_window_snapshots_total", "Window snapshots taken")
         self.blocks = Gauge("deepinfer:prefix_blocks", "Blocks that the cache knows")
 
+    def show(self, metrics: Metrics) -> None:
+        """Become part of an engine's metrics."""
+        for name, metric in vars(self).items():
+            setattr(metrics, f"prefix_{name}", metric)
+
     def hit(self, road: Road, exact: bool) -> None:
         """A request adopts a prefix."""
-        self.hits.add(road.floor)
         self.how.add(label="snapshot" if road.windows else "exact" if exact else "replay")
-        self.rerun.add(road.floor - road.start)

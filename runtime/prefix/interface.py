@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from deepinfer.runtime.memory import SequenceMemory
+    from deepinfer.runtime.metrics import Metrics
     from deepinfer.runtime.sequence import Sequence
 
 
@@ -33,8 +35,13 @@ class PrefixCache(Protocol):
     cache holds each of its blocks once (``Pool.share``), and says which by ``held``.
 
     Life of a sequence: ``lookup`` while it waits and whenever it comes to the head of the queue again; ``adopt`` once
-    it has a slot; ``committed`` after steps that filled blocks; ``released`` before its memory is given back.
+    it has a slot; ``committed`` after steps that filled blocks and after every chunk of its prompt; ``released`` before
+    its memory is given back.
     """
+
+    def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
+        """Take up the work for an engine. ``busy``: whether a step in flight touches a slot."""
+        ...
 
     @property
     def evictable(self) -> int:
@@ -47,7 +54,8 @@ class PrefixCache(Protocol):
         ...
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
-        """Where the next rows first .. stop - 1 of ``s`` have to end, so that windows can be kept there."""
+        """Where the next rows first .. stop - 1 of ``s`` have to end, so that windows can be kept there; ``first``:
+        they wait until the step in flight has ended."""
         ...
 
     def adopt(self, hit: Hit, s: Sequence) -> None:
@@ -77,6 +85,9 @@ class NoCache:
     """Nothing is found and nothing is kept."""
 
     evictable = 0
+
+    def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
+        pass
 
     def lookup(self, s: Sequence) -> Hit:
         return MISS

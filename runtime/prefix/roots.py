@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from deepinfer.runtime.prefix.chain import digest, root_key
+
+_MOST = 4096  # tenants whose roots are remembered
 
 
 class Roots:
@@ -29,6 +30,3 @@ class Roots:
             found = self._roots[key] = root_key(*self._identity, digest(b"tenant", key.encode()) if key else b"")
         return found
 
-
-_MOST = 4096
-Identity = Callable[[], tuple[bytes, bytes, bytes]]

@@ -22,11 +22,12 @@ NO_WINDOWS = -1
 
 
 class Node:
-    """Block ``number`` of a chain. ``ids``: its B token ids; ``windows``: number of the snapshot at its end."""
+    """Block ``number`` of a chain. ``ids``: its B token ids as little-endian i32; ``windows``: number of the snapshot
+    at its end."""
 
     __slots__ = ("alive", "block", "children", "history", "ids", "key", "number", "parent", "windows")
 
-    def __init__(self, key: bytes, number: int, ids: NDArray[np.int32], block: int, parent: Node | None,
+    def __init__(self, key: bytes, number: int, ids: bytes, block: int, parent: Node | None,
                  history: History) -> None:
         self.key, self.number, self.ids, self.block = key, number, ids, block
         self.parent, self.history = parent, history
@@ -58,12 +59,12 @@ class BlockTree:
     def find(self, key: bytes) -> Node | None:
         return self._nodes.get(key)
 
-    def match(self, chain: BlockChain, ids: NDArray[np.int64], most: int) -> list[Node]:
+    def match(self, chain: BlockChain, ids: bytes, most: int) -> list[Node]:
         """Leading blocks of a sequence that are here, up to ``most``: ids are compared, a key alone proves nothing."""
         found: list[Node] = []
         for number in range(min(most, len(chain))):
             node = self._nodes.get(chain[number])
-            if node is None or not same_ids(node, ids, chain.block):
+            if node is None or node.ids != ids_of(ids, number, chain.block):
                 break
             found.append(node)
         return found
@@ -117,7 +118,11 @@ class BlockTree:
         return [node.block for node in self._nodes.values()]
 
 
-def same_ids(node: Node, ids: NDArray[np.int64], block: int) -> bool:
-    """Whether a node's ids are those at its place in ``ids``."""
-    first = node.number * block
-    return bool(np.array_equal(node.ids, ids[first : first + block]))
+def id_bytes(ids: NDArray[np.int64]) -> bytes:
+    """Token ids as the cache compares them."""
+    return ids.astype("<i4").tobytes()
+
+
+def ids_of(ids: bytes, number: int, block: int) -> bytes:
+    """Those of block ``number``."""
+    return ids[4 * number * block : 4 * (number + 1) * block]

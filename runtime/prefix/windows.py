@@ -21,17 +21,18 @@ class WindowPool:
     A snapshot at position p holds rows p - resume .. p - 1 of every ring that new rows read, by position and not by
     ring slot. Rings that only kept rows extend are no part of it: the end of a prompt fills them again.
 
-    Args:
-        state: bytes of one ring slot by name, ``Engine.state``.
     """
 
-    def __init__(self, plan: EnginePlan, state: State, units: int) -> None:
+    def __init__(self, plan: EnginePlan, units: int) -> None:
         self.rings = [s for s in plan.rings if s.resume]
         self.units = units
-        self._state = state
         self._data = {s.name: np.zeros((units, s.resume, s.record_bytes), np.uint8) for s in self.rings}
         self._free = list(range(units - 1, -1, -1))
         self._owners: OrderedDict[int, Any] = OrderedDict()
+
+    def attach(self, state: State) -> None:
+        """``state``: bytes of one ring slot by name, ``Engine.state``."""
+        self._state = state
 
     @property
     def bytes(self) -> int:
