@@ -1,0 +1,74 @@
+"""Contractions of the same rows with one or more weights, and the epilogue on their results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from deepinfer.backends.cuda_sm100.families.contract import (
+    Epilogue,
+    Weight,
+    columns_of,
+    components,
+    depth,
+    exact_in_bf16,
+    weight_of,
+)
+from deepinfer.backends.cuda_sm100.signature import Signature
+from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.codegen.kernels.spec import KernelSpec
+from deepinfer.errors import InternalError
+
+# Rows that a variant is for -> (rows of a tile, columns of a tile, warps)
+_TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (0, 128, 128, 8))
+
+
+def emit(spec: KernelSpec) -> CudaSource:
+    program = spec.slot("epilogue")
+    if program is None or spec.slot("prologue") is not None or spec.get("x") < 0:
+        raise InternalError(f"{spec.title}: a CUDA gemm has an epilogue and no prologue")
+    signature = Signature(spec)
+    x = spec.operands[spec.get("x")]
+    operands: tuple[tuple[int, int], ...] = spec.get("weights")
+    weights = [weight_of(spec.operands[i]) for i, _ in operands]
+    k, groups = x.dims[-1], operands[0][1]
+    lead = x.dims[:-1] if groups == 1 else ()
+    bf16 = exact_in_bf16(x, weights)
+    epilogue = Epilogue(program, signature)
+    signature.axis("seq")
+    tiles, widest = [], 0
+    for number, c in enumerate(components(epilogue.ops, len(operands))):
+        n = math.prod(spec.get("results")[c.anchors[0]][len(lead):])
+        widest = max(widest, n // groups)
+        anchors = [anchor(signature, operands[i][0], weights[i], i, k) for i in c.anchors]
+        tiles.append({"number": number, "n": n, "columns": n // groups, "anchors": anchors,
+                      "lines": epilogue.lines(c, lead, groups)})
+    step = depth(k, weights, bf16)
+    leads = math.prod(lead)
+    variants = []
+    for rows, tile, wide, warps in _TILES:
+        bn = columns_of(widest, wide)
+        count = sum(-(-t["columns"] // bn) * groups for t in tiles)
+        constants = (("BT", tile), ("BN", bn), ("BK", step))
+        hopper = bf16 and bn >= 64
+        stage = Stage(spec.symbol, Grid(leads, tile, 0, count), warps if hopper else 4, constants, 4, hot=True,
+                      matrix=hopper)
+        variants.append(Variant(rows // leads if rows else 0, (stage,)))
+    variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
+    return render(spec, signature, variants, k=k, x=signature.value(spec.get("x")),
+                  x_at=signature.row_of(x.rows), x_row=signature.elements(spec.get("x")), groups=groups, lead=leads,
+                  tiles=tiles, bf16=bf16, even=k % step == 0, kinds=kinds(bf16))
+
+
+def kinds(bf16: bool) -> dict[str, str]:
+    return {"element": "tl.bfloat16", "precision": ""} if bf16 else {
+        "element": "tl.float32", "precision": ', input_precision="tf32x3"'}
+
+
+def anchor(signature: Signature, operand: int, w: Weight, i: int, k: int) -> dict[str, Any]:
+    made = {"i": i, "format": w.format, "block": w.block, "codes": w.codes, "k": k, "data": "", "scale": ""}
+    if w.format != "hadamard":
+        made["data"] = signature.param(operand)
+    if w.block[0]:
+        made["scale"] = signature.param(operand, "scale")
+    return made

@@ -1,0 +1,105 @@
+"""The text of a kernel, and how it is compiled and launched: stages of variants (README.md)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from deepinfer.backends.base import Source
+from deepinfer.backends.cuda_sm100.signature import Parameter, Signature
+from deepinfer.codegen.kernels.spec import KernelSpec
+
+HERE = Path(__file__).parent
+SUFFIX = ".py"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``min(n * of, ceil(n * of / per) + plus) * times`` blocks for n rows; ``fixed`` > 0: that many whatever n is."""
+
+    of: int = 1
+    per: int = 1
+    plus: int = 0
+    times: int = 1
+    fixed: int = 0
+
+    def blocks(self, n: int) -> int:
+        if self.fixed:
+            return self.fixed
+        return min(n * self.of, -(-n * self.of // self.per) + self.plus) * self.times
+
+    def as_json(self) -> dict[str, int]:
+        if self.fixed:
+            return {"fixed": self.fixed}
+        return {"of": self.of, "per": self.per, "plus": self.plus, "times": self.times}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One launch: a function of the text with its compile-time arguments. ``hot``: it may not spill. ``matrix``: it has
+    to use the tensor cores' asynchronous instructions."""
+
+    function: str
+    grid: Grid
+    warps: int
+    constants: tuple[tuple[str, int], ...] = ()
+    pipeline: int = 3
+    hot: bool = False
+    matrix: bool = False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``rows``: most rows it is for, 0 for any number."""
+
+    rows: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class CudaSource(Source):
+    """A Source whose text is a Python module of Triton functions. ``scratch``: bytes, fixed and a row."""
+
+    family: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    scratch: tuple[int, int] = (0, 0)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    env = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), undefined=jinja2.StrictUndefined,
+                             trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    env.filters["lines"] = lambda lines, depth: textwrap.indent("\n".join(lines), "    " * depth)
+    return env
+
+
+def describe(spec: KernelSpec) -> list[str]:
+    """Comment lines: what the kernel reads and writes, and its tile programs."""
+    out = [f"{spec.family} {spec.title} over rows of {spec.rows}", f"spec {spec.digest()}"]
+    for i, op in enumerate(spec.operands):
+        out.append(f"  {'->' if op.write else '<-'} {i} {op.role} {op.rows} {list(op.dims)} {op.dtype}")
+    for name, program in spec.slots:
+        out.append(f"  {name}:")
+        out += [f"    {line}" for line in str(program).splitlines()]
+    return [f"# {line[:150]}".rstrip() for line in out]
+
+
+def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], *, scratch: tuple[int, int] = (0, 0),
+           **parts: Any) -> CudaSource:
+    """Source of a kernel from the skeleton of its family."""
+    parameters = tuple(signature.parameters())
+    body = _environment().get_template(f"{spec.family}.py.jinja").render(
+        symbol=spec.symbol, parameters=", ".join(p.name for p in parameters), **parts)
+    head = ["from __future__ import annotations", "", "import triton", "import triton.language as tl", "",
+            "from deepinfer.backends.cuda_sm100.device import *  # noqa: F403", ""]
+    text = "\n".join([*describe(spec), *head, "", body])
+    grid = variants[-1].stages[-1].grid
+    return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0, spec.family,
+                      parameters, tuple(variants), scratch)

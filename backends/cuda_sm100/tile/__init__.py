@@ -1,0 +1,1 @@
+"""Tile programs as Triton block operations."""

@@ -1,0 +1,122 @@
+"""Runs kernels in Triton's interpreter on the CPU, with casts and products that are right.
+
+The interpreter of Triton 3.9 truncates where it should round to bf16 and FP8, and multiplies bf16 matrices as integers.
+Both are replaced here; casts then agree with torch bit for bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from cpu.harness import Array, Param, State, Step
+from cuda.arguments import arguments
+
+from deepinfer.backends.cuda_sm100.source import CudaSource, Variant
+from deepinfer.codegen.kernels.spec import KernelSpec
+
+_TORCH = {"fp8e4nv": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@cache
+def mend_interpreter() -> None:
+    """Replaces casts and products of the interpreter."""
+    import triton.runtime.interpreter as it
+    from triton import language as tl
+
+    original = it._convert_float
+
+    def convert(x: Array, src: Any, dst: Any, mode: Any) -> Array:
+        if src.name not in _TORCH or dst.name not in _TORCH or mode not in (None, it._ir.ROUNDING_MODE.RTNE):
+            result: Array = original(x, src, dst, mode)
+            return result
+        raw = np.ascontiguousarray(x).view(getattr(np, f"uint{src.primitive_bitwidth}")).reshape(-1)
+        t = torch.from_numpy(raw).view(_TORCH[src.name])
+        if dst.name.startswith("fp8"):
+            most = torch.finfo(_TORCH[dst.name]).max
+            t = t.float()
+            t = torch.where(t.isnan(), t, t.clamp(-most, most))
+        wide = t.to(_TORCH[dst.name]).view(getattr(torch, f"uint{dst.primitive_bitwidth}"))
+        out: Array = wide.numpy().reshape(x.shape)
+        return out
+
+    def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        def up(h: Any) -> Array:
+            if not h.dtype.scalar.is_floating():
+                data: Array = h.data
+                return data
+            return convert(h.data, h.dtype.scalar, tl.float32, None).view(np.float32)
+
+        return it.TensorHandle(np.matmul(up(a), up(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+    def multiply(self: Any, a: Any, b: Any) -> Any:
+        if a.dtype.scalar != tl.bfloat16:
+            return self.binary_op(a, b, np.multiply)
+        wide = [convert(h.data, tl.bfloat16, tl.float32, None).view(np.float32) for h in (a, b)]
+        return it.TensorHandle(convert(wide[0] * wide[1], tl.float32, tl.bfloat16, None), a.dtype.scalar)
+
+    it._convert_float = convert
+    it.InterpreterBuilder.create_fmul = multiply
+    it.InterpreterBuilder.create_dot = dot
+
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="di-interpreted-"))
+_MADE: dict[str, tuple[CudaSource, ModuleType]] = {}
+
+
+def module_of(source: CudaSource) -> ModuleType:
+    """The functions of a source, imported from a file: Triton reads their text."""
+    file = _FOLDER / f"{source.symbol}.py"
+    file.write_text(source.text, encoding="utf-8")
+    found = importlib.util.spec_from_file_location(source.symbol, file)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def source_of(spec: KernelSpec) -> CudaSource:
+    source: CudaSource = import_module(f"deepinfer.backends.cuda_sm100.families.{spec.family}").emit(spec)
+    return source
+
+
+def _made(spec: KernelSpec) -> tuple[CudaSource, ModuleType]:
+    if spec.digest() not in _MADE:
+        mend_interpreter()
+        source = source_of(spec)
+        _MADE[spec.digest()] = source, module_of(source)
+    return _MADE[spec.digest()]
+
+
+def variant_for(source: CudaSource, rows: int) -> Variant:
+    return next(v for v in source.variants if not v.rows or rows <= v.rows)
+
+
+def tensor(x: Array) -> torch.Tensor:
+    """A view of the same memory; 16-bit words are bf16."""
+    if x.dtype == np.uint16:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State | None], *, isa: str = "",
+        rows: str = "", variant: int | None = None) -> dict[int, Array]:
+    """As ``cpu.harness.run``; ``variant``: number of the variant to run instead of the one for the number of rows."""
+    source, module = _made(spec)
+    made = arguments(spec, source, step, operands, rows)
+    chosen = variant_for(source, made.rows) if variant is None else source.variants[variant]
+    values = [tensor(v) if isinstance(v, np.ndarray) else v for v in made.values]
+    for stage in chosen.stages:
+        blocks = stage.grid.blocks(made.rows)
+        if blocks:
+            with np.errstate(all="ignore"):
+                getattr(module, stage.function)[(blocks,)](*values, **dict(stage.constants))
+    return made.outputs
