@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +35,6 @@ def allowed_tokens(row: Mask, vocabulary: int) -> NDArray[np.bool_]:
     return bits
 
 
-def _too_complex(message: str) -> RequestError:
-    return RequestError("the form needs more states than its limits allow", where="structured_outputs",
-                        found=" ".join(message.split())[:200], next_step="simplify the schema, pattern or grammar")
-
-
-def restricted(logits: NDArray[np.floating[Any]], row: Mask) -> NDArray[np.floating[Any]]:
-    """Logits [V] with -inf at the tokens that a row does not allow."""
-    out = logits.copy()
-    out[~allowed_tokens(row, len(logits))] = -np.inf
-    return out
-
-
 class Constraint:
     """The state after the tokens so far. `tokens` holds every accepted id, also those before the form begins.
 
@@ -63,7 +51,7 @@ class Constraint:
         self.tokens: list[int] = []
         self._first = None if self._start_after else 0  # place in `tokens` where the form begins
         self._ended = False
-        self._failure: RequestError | None = None  # the budgets were used up: the next mask raises it
+        self._next: Mask | None = None  # the mask of the next token, once it is known
         self._rows: Mask = np.zeros((0, mask_words(vocabulary)), np.uint32)
 
     @property
@@ -79,8 +67,7 @@ class Constraint:
     @property
     def over(self) -> bool:
         """Whether nothing but the end can follow."""
-        stopped = self._ended or (self._failure is None and bool(self._matcher.is_stopped()))
-        return self._first is not None and stopped
+        return self._first is not None and (self._ended or bool(self._matcher.is_stopped()))
 
     def mask(self, drafts: Sequence[int] = ()) -> Mask | None:
         """Which tokens may come next, and which behind each draft.
@@ -91,10 +78,8 @@ class Constraint:
         Returns:
             [1 + drafts, ceil(V / 32)] u32: row j has the bits of the tokens that may follow ``drafts[:j]``. Rows that
             are not constrained, and rows behind a draft that does not fit (it is rejected, so that nothing is chosen
-            there), have all bits. The array is written again by the next call. None: no row is constrained.
-
-        Raises:
-            RequestError: the grammar needs more states here than its limits allow.
+            there), have all bits; a row at which the grammar runs out of its budgets has none. The array is written
+            again by the next call. None: no row is constrained.
         """
         if not self.active and self._start_after.isdisjoint(drafts):
             return None
@@ -103,23 +88,20 @@ class Constraint:
             self._rows = np.empty((rows, mask_words(self.vocabulary)), np.uint32)
         out = self._rows[:rows]
         out[:] = _ALL
+        if self.active:
+            out[0] = self._first_row()
         # a copy looks ahead: drafts that run out of the budgets must not end an answer that never takes them
         ahead = self._matcher.deep_copy() if drafts else self._matcher
         started = self.active
-        for place, draft in enumerate((*drafts, None)):
-            if started and (error := self._fill_row(ahead, out[place])) is not None:
-                if place == 0:
-                    raise error
-                out[place:] = 0  # whoever gets here has no token to choose
+        for place, draft in enumerate(drafts):
+            if not allows(out[place], draft) or (started and draft in self._ends):
                 break
-            if draft is None or not allows(out[place], draft):
-                break
-            if not started:
-                started = draft in self._start_after
-            elif draft in self._ends:
-                break
-            else:
+            if started:
                 ahead.consume_token(draft)
+            started = started or draft in self._start_after
+            if started and _fill(ahead, out[place + 1]) is not None:
+                out[place + 1:] = 0
+                break
         return out
 
     def accept(self, ids: Iterable[int]) -> None:
@@ -127,7 +109,9 @@ class Constraint:
 
         Raises:
             InternalError: one of them does not fit: whoever chose it ignored the mask.
+            RequestError: behind them the grammar needs more states than its budgets allow; the answer cannot go on.
         """
+        self._next = None
         for token in ids:
             if self._first is None:
                 self.tokens.append(token)
@@ -143,6 +127,8 @@ class Constraint:
                     raise InternalError(f"token {token} follows the end of its answer")
                 self._consume(token)
                 self.tokens.append(token)
+        if self.active and not self.over and self._fill_next() is not None:
+            raise _too_complex(self._matcher)
 
     def rollback(self, count: int) -> None:
         """Take the last ``count`` tokens back."""
@@ -154,7 +140,7 @@ class Constraint:
         matched = 0 if self._first is None else len(self.tokens) - max(self._first, keep) - self._ended
         if matched > 0 and not self._matcher.rollback(matched):
             raise InternalError(f"the matcher cannot go back: {self._matcher.get_error()}")
-        self._ended = False
+        self._ended, self._next = False, None
         del self.tokens[keep:]
         if self._start_after and self._first is not None and keep < self._first:
             self._first = None
@@ -164,7 +150,7 @@ class Constraint:
         other = Constraint.__new__(Constraint)
         other.__dict__.update(self.__dict__)
         other._matcher = self._matcher.deep_copy()
-        other.tokens, other._rows = list(self.tokens), self._rows[:0]
+        other.tokens, other._rows, other._next = list(self.tokens), self._rows[:0], None
         return other
 
     def require_equal(self, count: int, newest: Sequence[int]) -> None:
@@ -173,21 +159,37 @@ class Constraint:
             raise InternalError(f"the grammar saw {len(self.tokens)} tokens, the answer has {count}")
 
     def _consume(self, token: int) -> None:
-        if self._failure is None and not self._matcher.consume_token(token):
-            message = " ".join(self._matcher.get_error().split())
-            if not any(word in message for word in OUT_OF_BUDGET):
-                raise InternalError(f"token {token} does not fit the grammar: {message}")
-            self._failure = _too_complex(message)
+        if not self._matcher.consume_token(token):
+            message = _told(self._matcher)
+            if any(word in message for word in OUT_OF_BUDGET):
+                raise _too_complex(self._matcher)
+            raise InternalError(f"token {token} does not fit the grammar: {message}")
 
-    def _fill_row(self, matcher: LLMatcher, row: Mask) -> RequestError | None:
-        """Write the mask of a matcher's next token; the error when its budgets are used up."""
-        if self._failure is not None:
-            return self._failure
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if not matcher.is_error():
-            return None
-        error = _too_complex(matcher.get_error())
-        if matcher is self._matcher:
-            self._failure = error
-        return error
+    def _first_row(self) -> Mask:
+        if self._next is None:
+            self._fill_next()
+        assert self._next is not None
+        return self._next
+
+    def _fill_next(self) -> str | None:
+        self._next = np.zeros(mask_words(self.vocabulary), np.uint32)
+        return _fill(self._matcher, self._next)
+
+
+def _fill(matcher: LLMatcher, row: Mask) -> str | None:
+    """Write the mask of a matcher's next token; what the library says when its budgets are used up, and no bit then."""
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    if not matcher.is_error():
+        return None
+    row[:] = 0
+    return _told(matcher)
+
+
+def _told(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().split())
+
+
+def _too_complex(matcher: LLMatcher) -> RequestError:
+    return RequestError("the form needs more states than its limits allow", where="structured_outputs",
+                        found=_told(matcher)[:200], next_step="simplify the schema, pattern or grammar")

@@ -14,7 +14,7 @@ from deepinfer.errors import InternalError, RequestError
 from deepinfer.recipe import RecipeTokenizer, packaged_tokenizer
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.structured.compiler import MOST_BLANKS, GrammarCompiler
-from deepinfer.runtime.structured.constraint import Constraint, allowed_tokens, mask_words, restricted
+from deepinfer.runtime.structured.constraint import Constraint, allowed_tokens, mask_words
 from deepinfer.runtime.structured.options import StructuredOutputs, structured_outputs
 
 V, END = 129_280, 1
@@ -205,17 +205,6 @@ def test_a_token_outside_the_form_is_never_taken_in_silence(compiler: GrammarCom
     constraint.require_equal(1, tokenizer.encode("yes"))
 
 
-def test_restricted_logits_leave_allowed_tokens_as_they_are() -> None:
-    rng = np.random.default_rng(3)
-    logits = rng.standard_normal((16, 6, 70)).astype(np.float32)
-    masks = rng.integers(0, 2**32, (16, 6, mask_words(70)), dtype=np.uint32)
-    for row in range(16):
-        for j in range(6):
-            bits = [bool(masks[row, j, i // 32] >> (i % 32) & 1) for i in range(70)]
-            out = restricted(logits[row, j], masks[row, j])
-            assert np.array_equal(out[bits], logits[row, j][bits]) and np.isneginf(out[np.invert(bits)]).all()
-
-
 @pytest.mark.parametrize(("form", "words"), [
     ({"json": {"type": "object", "properties": {"a": {"items": {"uniqueItems": True, "type": "array"}}}}},
      ["json.properties.a.items", "uniqueItems", "allowed type, properties"]),
@@ -300,6 +289,7 @@ def test_a_form_beyond_the_budgets_ends_in_a_sentence_not_in_silence(compiler: G
     constraint, ids = begin(compiler, json=alike(31)), tokenizer.encode('{"q0":"ab1","q1":"x2"}')
     found = constraint.mask(ids)  # drafts alone end nothing
     assert found is not None and not found[-1].any() and next_tokens(constraint)[ids[0]]
+    assert constraint.tokens == []
     with pytest.raises(RequestError, match=r"structured_outputs: the form needs more states"):
         for token in ids:
             assert next_tokens(constraint)[token]
