@@ -93,6 +93,7 @@ class EnginePlan:
         least_keep: fewest kept rows that the model's training allows (``exact_keep`` without such a licence).
         rerun, exact_rerun: rows in front of a prefix hit whose windows are gone that run again: as many as the
             training allows, and as give exact entries.
+        host_lag: steps that the host may lag behind (L): the rings have slack for them.
     """
 
     model: str
@@ -114,6 +115,7 @@ class EnginePlan:
     least_keep: int = 1
     rerun: int = 0
     exact_rerun: int = 0
+    host_lag: int = 0
 
     def __post_init__(self) -> None:
         cut = [s.name for s in self.states if s.kind == PAGED and self.block_tokens % s.ratio]
@@ -222,4 +224,5 @@ def engine_plan(model: Model, graphs: Mapping[str, Graph], cache: CachePlan, *, 
         states=tuple(states), pins=pins, entries=tuple(graphs), draft_tokens=clock.draft,
         draft_filler=model.draft_filler, lookback=clock.lookback, replay=options.replay,
         exact_keep=clock.exact_keep, least_keep=clock.least_keep,
-        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun, exact_rerun=clock.exact_rerun)
+        rerun=clock.exact_rerun if clock.rerun is None else clock.rerun, exact_rerun=clock.exact_rerun,
+        host_lag=clock.host_lag)

@@ -124,7 +124,10 @@ class Results:
         t = self.table
         slots = step.rows["slot"][at].astype(np.int64)
         count, tokens = result.count[at].astype(np.int64), result.tokens[at]
-        is_end = (tokens[:, :, None] == t.ends[slots][:, None, :]).any(axis=2) & (self._places < count[:, None])
+        is_end = np.zeros(tokens.shape, bool)
+        for place in range(t.most_ends):
+            is_end |= tokens == t.ends[slots, place, None]
+        is_end &= self._places < count[:, None]
         ended = is_end.any(axis=1)
         keep = np.where(ended, is_end.argmax(axis=1) + 1, count)
         room = t.most[slots] - t.emitted[slots]

@@ -100,9 +100,11 @@ class Scheduler:
         self.decoding = self._decode(step, left)
         most = self.chunks.chunk(self.decoding, left.step)
         self.chunk_cut, left.step = most < left.step, most
-        for s in list(self.running):
-            if s.holding is not None and self.table.state[s.holding.slot] == PROMPT:
-                self._prefill(s, step, left)
+        order = self.order()
+        for slot in order[self.table.state[order] == PROMPT].tolist():
+            unfinished = self.table.sequences[slot]
+            if unfinished is not None:
+                self._prefill(unfinished, step, left)
         resumed = False
         while self.waiting and not self._preempted and not self.blocked and left.seq and left.step:
             s = self.waiting[0]
@@ -148,7 +150,7 @@ class Scheduler:
         slots, rows = self._with_blocks(slots, rows)
         k = len(slots)
         out = step.rows[:k]
-        out[:] = t.template[slots]
+        np.take(t.words, slots, axis=0, out=step.words[:k], mode="clip")
         out["rows"] = rows
         out["num_blocks"] = self.memory.counts[slots]
         out["want_draft"] = self.policy.wanted(slots)

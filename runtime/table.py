@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.runtime.clock import ClockTable
-from deepinfer.runtime.executor import DECODE, NO_LOGPROBS, NO_TOKEN, ROW
+from deepinfer.runtime.executor import DECODE, NO_LOGPROBS, NO_TOKEN, ROW, words_of
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sequence import Sequence
@@ -37,7 +37,7 @@ class SequenceTable:
         streamed: somebody waits for each step's tokens.
         proposed, accepted: [slots, m + 1], how often so many drafts were verified and stayed.
         last: time of the last token; NaN before the first.
-        template: the sequence's DECODE row; the scheduler fills in what changes from step to step.
+        template: the sequence's DECODE row; the scheduler fills in what changes from step to step. ``words``: the same memory.
     """
 
     def __init__(self, plan: EnginePlan, memory: SequenceMemory) -> None:
@@ -67,6 +67,8 @@ class SequenceTable:
         self.template["forced"] = NO_TOKEN
         self.template["blocks"] = memory.tables.ctypes.data + np.arange(slots, dtype=np.uint64) * np.uint64(
             memory.tables.strides[0])
+        self.words = words_of(self.template)
+        self.most_ends = 0  # of any answer so far
         self._serial = 0
 
     def open(self, s: Sequence) -> int:
@@ -82,6 +84,7 @@ class SequenceTable:
         self.ends[slot] = NO_TOKEN
         ends = sorted(r.ends)[:_ENDS]
         self.ends[slot, : len(ends)] = ends
+        self.most_ends = max(self.most_ends, len(ends))
         self.alone[slot] = s.constraint is not None
         self.single[slot] = s.read_eagerly or r.params.logprobs is not None or self.alone[slot] or len(r.ends) > _ENDS
         self.streamed[slot] = r.stream

@@ -51,7 +51,7 @@ def witness_plan(*, window: int = 8, block: int = 16, ratio: int = 2, drafts: in
         limits={"step": step, "kept": kept or step, "wanted": wanted, "seq": seqs}, block_tokens=block, window=window,
         states=tuple(states), entries=("step", "draft") if drafts else ("step",), draft_tokens=drafts, draft_filler=1,
         lookback=lookback, replay=replay, exact_keep=2 * window - 1, least_keep=window, rerun=window,
-        exact_rerun=2 * window - 2)
+        exact_rerun=2 * window - 2, host_lag=lag)
 
 
 def _final(x: U64, tag: int) -> U64:
