@@ -77,9 +77,6 @@ class Catalog:
         inside = np.minimum(numbers, len(table) - 1)
         return np.asarray((table[inside] > self.guard.hour) & (numbers < len(table)))
 
-    def dead(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        return ~self.alive(numbers)
-
     def add(self, name: SegmentName, folder: Path, cls: str, number: int) -> Segment:
         """Make a segment known; reads of it may begin."""
         with self._lock:

@@ -58,18 +58,22 @@ def hints_of(keys: Sequence[bytes], number: int, slots: Any, heads: Any, used: A
 
 
 class Index:
-    """See the module. ``folder`` lies on a local disk; every method survives LMDB's errors (``broken`` turns true)."""
+    """See the module. ``folder`` lies on a local disk; every method survives LMDB's errors (``broken`` turns true).
 
-    def __init__(self, folder: Path, map_size: int, files: Files | None = None) -> None:
-        self.folder, self.map_size, self.files = folder, map_size, files or Files()
+    Without a folder it knows nothing and keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None, map_size: int, files: Files | None = None) -> None:
+        self.folder, self.map_size, self.files = folder or Path(os.devnull), map_size, files or Files()
         self.rebuilt = False  # whether it began empty
         self.broken = False
         self._lock = threading.Lock()
         self._generation = Path()
         self._users = -1
         self._env: lmdb.Environment | None = None
-        self.files.make_folder(folder)
-        self._open()
+        if folder is not None:
+            self.files.make_folder(folder)
+            self._open()
 
     # ---- opening and closing --------------------------------------------------------------------------------------
     def _open(self) -> None:
@@ -162,10 +166,10 @@ class Index:
 
     def close(self) -> None:
         """Leave it; the last one out stamps it clean."""
+        if self._env is None:
+            return
         with self._lock, self._gate():
             env, self._env = self._env, None
-            if env is None:
-                return
             sound = not self.broken and not (self._generation / "bad").exists()
             if sound:
                 with contextlib.suppress(lmdb.Error):
@@ -175,6 +179,13 @@ class Index:
             if sound and self._alone(self._generation):
                 with contextlib.suppress(OSError):
                     write_aside(self.files, self._generation / "stamp", self._file_sum().encode(), Point.STAMP)
+
+    def abandon(self) -> None:
+        """Leave it as a process that is killed does: unstamped."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+            os.close(self._users)
 
     def renew(self) -> bool:
         """Move to a new generation when this one is broken, here or for another process. Returns whether it did."""
@@ -273,15 +284,18 @@ class Index:
                             txn.put(key, new.tobytes(), db=self._keys))
         return done
 
-    def sweep(self, dead: Alive, after: bytes, most: int) -> tuple[int, bytes]:
-        """Delete hints of dead segments among up to ``most`` keys after ``after``; (deleted, where to go on)."""
+    def sweep(self, after: bytes, most: int) -> tuple[int, bytes]:
+        """Delete hints of segments that were forgotten, among up to ``most`` keys after ``after``; (deleted, where to
+        go on). What is forgotten is seen in the same transaction: another process may have begun a segment just now.
+        """
         deleted, last = 0, b""
         with self._transaction(write=True) as txn:
             if txn is not None:
                 keys, values = self._page(txn, after, most)
                 if keys:
+                    known = [_SEGMENT.unpack(v)[0] for k, v in txn.cursor(self._segments).iternext() if k != _NEXT]
                     hints = np.frombuffer(b"".join(values), dtype=HINT)
-                    for i in np.nonzero(dead(hints["number"]))[0].tolist():
+                    for i in np.nonzero(~np.isin(hints["number"], known))[0].tolist():
                         deleted += txn.delete(keys[i], db=self._keys)
                     last = keys[-1] if len(keys) == most else b""
         return deleted, last
@@ -349,6 +363,11 @@ class Index:
         with self._transaction(write=True) as txn:
             if txn is not None:
                 txn.delete(stem.encode(), db=self._segments)
+
+    @property
+    def off(self) -> bool:
+        """Whether it knows and keeps nothing at the moment."""
+        return self._env is None or self.broken
 
     @property
     def records(self) -> int:

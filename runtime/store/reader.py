@@ -89,9 +89,7 @@ class Reader:
         try:
             run.fd, run.block = self.catalog.acquire(segment)
         except FileNotFoundError:
-            for read in run.reads:
-                self._stale(read)
-            self._end_all(run, Status.MISS)
+            self._end_all(run, Status.MISS)  # given up meanwhile, perhaps only renamed: the hint may be right later
             return None
         except OSError as failure:
             self.health.failed(READING, failure)

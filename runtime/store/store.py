@@ -31,7 +31,7 @@ from deepinfer.runtime.store.reader import Ended, Read, Reader, runs_of
 from deepinfer.runtime.store.record import Head, Wanted, id_bytes, scatter
 from deepinfer.runtime.store.salts import Salts
 from deepinfer.runtime.store.segment import SEALED
-from deepinfer.runtime.store.settings import HOUR, StoreSettings
+from deepinfer.runtime.store.settings import HOUR, INLINE, StoreSettings
 from deepinfer.runtime.store.tier import NO_EXTRA, Buffer, Flags, Ids, Keys, Status, Ticket, view_of
 from deepinfer.runtime.store.time_guard import TimeGuard
 from deepinfer.runtime.store.upkeep import Upkeep
@@ -165,6 +165,9 @@ class Store:
         self.publisher.close(_PATIENCE)
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
+        if self.settings.backend == INLINE:
+            self._leave()
+            return
         last = threading.Thread(target=self._leave, daemon=True, name="store-close")
         last.start()
         last.join(_PATIENCE)
@@ -271,13 +274,19 @@ class StorePin:
 def _open_index(settings: StoreSettings, layout: Layout, files: Files) -> Index:
     """The index of this host, or a private one for this run where its folder does not work."""
     size = map_size_for(settings.quota, layout.stride)
+    reason: Exception
     folder = settings.index_folder / layout.namespace.hex()
     try:
         return Index(folder, size, files)
     except (OSError, lmdb.Error) as failure:
+        reason = failure
+    try:
         private = Path(tempfile.mkdtemp(prefix="deepinfer-store-index-"))
-        events.warn("store_index_private", folder=folder, reason=failure, instead=private)
+        events.warn("store_index_private", folder=folder, reason=reason, instead=private)
         return Index(private, size, files)
+    except (OSError, lmdb.Error) as failure:
+        events.warn("store_index_missing", folder=folder, reason=failure, effect="the store is off")
+        return Index(None, size, files)
 
 
 def _pending(ticket: Ticket, i: int) -> bool:

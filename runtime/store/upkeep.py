@@ -50,6 +50,8 @@ class Upkeep:
 
     def everything(self) -> None:
         """Adopt, expire, keep the quota, unlink, tidy the index."""
+        if not self.reachable():
+            return
         for act in (self.adopt, self.expire, self.keep_quota, self.unlink_dead, self.sweep):
             self._try(act, PUBLISHING)
 
@@ -220,11 +222,14 @@ class Upkeep:
         if name is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.files.unlink(path.with_name(name.log), Point.UNLINK)
-            self.catalog.index.forget(name.stem)
 
     def sweep(self) -> None:
-        """Take hints of dead segments out of the index, a piece at a time."""
-        self._swept = self.catalog.index.sweep(self.catalog.dead, self._swept, 65536)[1]
+        """Take hints of segments that are gone out of the index, a piece at a time."""
+        known = self.catalog.index.segments()
+        if self.catalog.refresh(force=True):  # after the above: a segment has its file before it has its number
+            for stem in known.keys() - self.catalog.by_stem.keys():
+                self.catalog.index.forget(stem)
+        self._swept = self.catalog.index.sweep(self._swept, 65536)[1]
 
     def _segments(self) -> list[Path]:
         root, found = self.settings.folder, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import threading
 import time
@@ -118,6 +119,8 @@ class Writers:
     # ---- opening --------------------------------------------------------------------------------------------------
     def _open(self, cls: str) -> OpenSegment:
         guard, name_of = self.catalog.guard, self.leases.writer.name
+        if self.catalog.index.off:
+            raise OSError(errno.ENODEV, "no index")
         self.take_lease()
         keep = self.settings.retention[cls]
         expires = int((guard.now() + keep + keep // _SPANS) // HOUR) + 1

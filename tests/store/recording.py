@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -43,6 +43,7 @@ class Op:
     offset: int = 0
     data: Any = b""
     inode: int = -1
+    wall: float = 0.0
 
 
 class Recording(Files):
@@ -52,6 +53,7 @@ class Recording(Files):
         self.root, self.at, self.fault, self.seed = root, at, fault, seed
         self.ops: list[Op] = []
         self.hit = False
+        self.wall: Callable[[], float] = lambda: 0.0
         self._inode_of: dict[Path, int] = {}
         self._fds: dict[int, int] = {}
         self._count = 0
@@ -120,10 +122,21 @@ class Recording(Files):
         """What the scenario knows at this place."""
         self.ops.append(Op("note", Point.OTHER, data=(what, data)))
 
+    def rot(self, path: Path, offset: int) -> None:
+        """A disk changes bytes by itself."""
+        rotten = b"rot" * 100
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(rotten)
+        inode = self._inode_of[path]
+        self.ops += [Op("write", Point.OTHER, offset=offset, data=rotten, inode=inode, wall=self.wall()),
+                     Op("sync", Point.OTHER, inode=inode, wall=self.wall())]
+
     # ---- faults ---------------------------------------------------------------------------------------------------
     def _now(self, op: Op) -> bool:
+        op.wall = self.wall()
         self.ops.append(op)
-        if len(self.ops) - 1 == self.at:
+        if len(self.ops) - 1 == self.at and not self.hit:
             self.hit = True
             return True
         return False

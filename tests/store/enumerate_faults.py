@@ -1,0 +1,126 @@
+"""Break the store at every operation of the scenario, in every way, until the budget is spent.
+
+    python tests/store/enumerate_faults.py --budget 60
+    python tests/store/enumerate_faults.py --budget 60 --kill     # real processes on a real disk, ended by SIGKILL
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from store.recording import Fault, Op
+from store.test_faults import AFTER, SHARED, check_fault, check_prefix, undisturbed
+from store.witness_store import NOW, Chain, Clocks, open_store, wait_for
+
+from deepinfer.runtime.store import Status
+from deepinfer.runtime.store.points import Point
+
+
+def enumerate_all(budget: float, seed: int) -> Counter[str]:
+    """All prefixes of the write log with some power cuts each, and all faults at all operations; in random order."""
+    ops, root = undisturbed()
+    places = [i for i, op in enumerate(ops) if op.kind != "note" and not _rot(op)]
+    cases = [("prefix", n, power) for n in range(3, len(ops) + 1) for power in (None, 1, 2, 3)]
+    cases += [("fault", at, fault) for at, fault in itertools.product(places, Fault)]
+    random.Random(seed).shuffle(cases)
+    until, done = time.monotonic() + budget, Counter[str]()
+    for kind, at, what in cases:
+        if time.monotonic() > until:
+            break
+        folder = Path(tempfile.mkdtemp(prefix="deepinfer-test-", dir=SHARED if SHARED.is_dir() else None))
+        try:
+            if kind == "prefix":
+                check_prefix(ops[:at], root, folder / "copy", None if what is None else at * 10 + int(what))
+                done["prefixes, cut by kill" if what is None else "prefixes, cut by power"] += 1
+            else:
+                check_fault(folder, at, Fault(what), at, None)
+                done[f"operations hit by {what}"] += 1
+        except BaseException:
+            print(f"failed: {kind} {at} {what}", file=sys.stderr)
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"{sum(done.values())} of {len(cases)} cases")
+    return done
+
+
+def _rot(op: Op) -> bool:
+    return op.data == b"rot" * 100 or (op.kind == "sync" and op.point is Point.OTHER)
+
+
+def writes(folder: Path, seed: int, wall: float) -> None:
+    """A process that stores and reads until it is killed, with threads and direct I/O."""
+    store = open_store(folder, clocks=Clocks(wall), backend="threads", threads=2, background=True, tick_seconds=0.01,
+                       sync_seconds=0.02)
+    store.ready(10)
+    for number in itertools.count():
+        chain = Chain(seed + number % 40, 8)
+        chain.publish(store, cls="agent" if number % 3 else "chat")
+        chain.fetch(store)
+
+
+def kill_processes(budget: float, seed: int) -> Counter[str]:
+    """Two writers on one folder are killed after a random time; then what is there is read."""
+    rng, done = random.Random(seed), Counter[str]()
+    until, context = time.monotonic() + budget, multiprocessing.get_context("spawn")
+    folder = Path(tempfile.mkdtemp(prefix="deepinfer-kill-"))
+    try:
+        for turn in itertools.count():
+            if time.monotonic() > until:
+                break
+            wall = NOW + turn * 2 * AFTER
+            seeds = [1000 * turn + 100 * i for i in range(2)]  # chains that are not there yet
+            workers = [context.Process(target=writes, args=(folder, seed, wall)) for seed in seeds]
+            for process in workers:
+                process.start()
+            logs = len(list((folder / "store").rglob("*.log")))
+            wait_for(lambda logs=logs: len(list((folder / "store").rglob("*.log"))) > logs + 4)
+            time.sleep(rng.random())
+            for process in workers:
+                assert process.is_alive(), "a writer ended by itself"
+                process.kill()
+                process.join()
+                assert process.exitcode == -signal.SIGKILL
+            done["writers killed"] += 2
+            store = open_store(folder, clocks=Clocks(wall + AFTER))
+            store.upkeep.everything()
+            for start in seeds:
+                for number in range(40):
+                    ended = Chain(start + number, 8).fetch(store)
+                    done["blocks served"] += ended.count(Status.OK)
+                    done["blocks damaged"] += ended.count(Status.DAMAGED)
+            foreign = [s.name for s in store.catalog.by_stem.values() if s.name.owner != store.leases.writer.name]
+            assert all(name.state == "seg" for name in foreign), "an orphan was not adopted"
+            store.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kill", action="store_true", help="kill real processes on the disk of the temporary folder")
+    given = parser.parse_args()
+    begun = time.monotonic()
+    done = (kill_processes if given.kill else enumerate_all)(given.budget, given.seed)
+    for what, count in sorted(done.items()):
+        print(f"{count:7,} {what}")
+    print(f"nothing wrong was served; {time.monotonic() - begun:.0f} s, seed {given.seed}")
+
+
+if __name__ == "__main__":
+    main()
