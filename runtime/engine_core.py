@@ -273,7 +273,6 @@ class EngineCore:
     def _take(self, news: News) -> None:
         if news.touched:
             self._deliver(news.touched)
-        self._gauges()
         if self.scheduler.idle and not self.loop.flights:
             self.memory.check(self.prefix.held())
 
@@ -294,11 +293,12 @@ class EngineCore:
                             seconds=r.metrics.finished_time - r.metrics.arrival_time,
                             preemptions=r.metrics.num_preemptions)
 
-    def _gauges(self) -> None:
-        m = self.metrics
+    def gauges(self) -> None:
+        """Bring the metrics that say how things are up to date. Blocks that only the prefix cache holds are free."""
+        m, blocks = self.metrics, self.memory.blocks
         m.running.set(len(self.scheduler.running))
         m.waiting.set(len(self.scheduler.waiting))
-        m.cache_usage.set(1 - self.memory.blocks.free / max(1, self.memory.blocks.size))
+        m.cache_usage.set(1 - (blocks.free + self.prefix.evictable) / max(1, blocks.size))
 
 
 def fill(batch: Batch, part: Part, ids: TokenIds, slot: int, blocks: np.ndarray[tuple[int], np.dtype[np.int32]],

@@ -88,6 +88,7 @@ class LLM:
     @property
     def metrics(self) -> Metrics:
         """Counters of everything that ran; ``metrics.text()`` is the Prometheus form."""
+        self.core.gauges()
         return self.core.metrics
 
     # ---- requests -----------------------------------------------------------------------------------------------

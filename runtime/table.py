@@ -37,7 +37,8 @@ class SequenceTable:
         streamed: somebody waits for each step's tokens.
         proposed, accepted: [slots, m + 1], how often so many drafts were verified and stayed.
         last: time of the last token; NaN before the first.
-        template: the sequence's DECODE row; the scheduler fills in what changes from step to step. ``words``: the same memory.
+        template: the sequence's DECODE row; the scheduler fills in what changes from step to step.
+        words: the same memory.
     """
 
     def __init__(self, plan: EnginePlan, memory: SequenceMemory) -> None:

@@ -130,13 +130,10 @@ class EngineLoop:
 
     def _report(self) -> None:
         self._reported = time.monotonic()
+        self.core.gauges()
         scheduler, memory = self.core.scheduler, self.core.memory
-        m = self.core.metrics
-        m.running.set(len(scheduler.running))
-        m.waiting.set(len(scheduler.waiting))
-        m.cache_usage.set(1 - memory.blocks.free / max(1, memory.blocks.size))
         self.socket.send(wire.encode(wire.Snapshot(
-            snapshot(m), len(scheduler.running), len(scheduler.waiting), memory.blocks.free)))
+            snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), memory.blocks.free)))
 
 
 @dataclass(frozen=True)

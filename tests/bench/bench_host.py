@@ -4,9 +4,9 @@
     python tests/bench/bench_host.py --long-prefill [--json FILE]
 
 The first measures everything that the host does in a step except making text: messages in, planning, memory, results,
-stops, counters, but not what stands in for the device. `host` is that time, `host_cpu` the processor's
-part of it (on a shared machine the difference is others' work), and `exposed` is how long the engine had nothing to do between two steps. Requests
-arrive at random times, 16 a second, so that the given number of sequences runs.
+stops, counters, but not what stands in for the device. `host` is that time, `host_cpu` the processor's part of it (on
+a shared machine the difference is others' work), and `exposed` is how long the engine had nothing to do between two
+steps. Requests arrive at random times, 16 a second, and are so long that the given number of sequences runs.
 
 The second puts one prompt of a million tokens beside 32 sequences that decode, on an engine whose steps cost 4 ms and
 1 us for each prompt row, and compares the time between two tokens of the 32 with and without it. Its clock is virtual:
