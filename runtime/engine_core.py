@@ -274,7 +274,7 @@ class EngineCore:
         if news.touched:
             self._deliver(news.touched)
         if self.scheduler.idle and not self.loop.flights:
-            self.memory.check(self.prefix.held())
+            self.memory.check()
 
     def _deliver(self, touched: Iterable[Request]) -> None:
         """Put results where their readers fetch them, and forget requests that ended."""

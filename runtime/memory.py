@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +75,7 @@ class SequenceMemory:
         self.plan, self.engine = plan, engine
         self.slots, self.blocks = Pool(slots, "slot"), Pool(blocks, "block")
         self.live: set[Holding] = set()
+        self.cached: Callable[[], Iterable[int]] = lambda: ()  # blocks that a prefix cache holds
         self.promised_slots = self.promised_blocks = 0
         self.tables = np.zeros((slots, plan.blocks_per_sequence), dtype=np.int32)
         self.counts = np.zeros(slots, dtype=np.int32)  # blocks of each slot's sequence
@@ -184,10 +185,10 @@ class SequenceMemory:
             holding.append(block)
         return holding
 
-    def check(self, cached: Iterable[int] = ()) -> None:
+    def check(self) -> None:
         """The books against every holding that is alive and the blocks that a prefix cache holds; InternalError when
         they differ."""
-        self.blocks.check([*cached, *(block for h in self.live for block in h.blocks.tolist())])
+        self.blocks.check([*self.cached(), *(block for h in self.live for block in h.blocks.tolist())])
         self.slots.check(h.slot for h in self.live)
 
     def _written(self, holding: Holding, first: int, stop: int) -> NDArray[np.int32]:

@@ -94,6 +94,7 @@ class MemoryCache:
         """See ``PrefixCache``."""
         self.tree = BlockTree(memory.blocks, self._dropped)
         self.windows.attach(memory.engine.state)
+        memory.cached = self.held
         self._busy = busy
         self.counters.show(metrics)
 
