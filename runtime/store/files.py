@@ -76,9 +76,12 @@ class Files:
     def unlink(self, path: Path, point: Point) -> None:
         os.unlink(path)
 
-    def make_folder(self, path: Path, point: Point = Point.OTHER) -> None:
-        """The folder and those above it that are missing, for the owner alone."""
+    def make_folder(self, path: Path, within: Path | None = None, point: Point = Point.OTHER) -> None:
+        """The folder and those above it that are missing, for the owner alone; nothing at or above ``within``: the
+        place of a mount that is absent is not filled in."""
         missing = [p for p in (path, *path.parents) if not p.exists()]
+        if within is not None and within in missing:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(within))
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 self.mkdir(folder, point)

@@ -42,7 +42,7 @@ class Leases:
 
     def renew(self, now: float) -> None:
         """Write our lease. OSError when the folder does not let us."""
-        self.files.make_folder(self.folder)
+        self.files.make_folder(self.folder, within=self.settings.folder)
         text = json.dumps(asdict(self.writer) | {"heartbeat": int(now)}, sort_keys=True) + "\n"
         write_aside(self.files, self._path(self.writer.name), text.encode(), Point.LEASE)
 

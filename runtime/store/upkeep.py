@@ -12,6 +12,7 @@ from deepinfer.runtime.store.catalog import Catalog, Segment
 from deepinfer.runtime.store.compaction import Compaction
 from deepinfer.runtime.store.files import FOLDER_MODE, Files
 from deepinfer.runtime.store.health import PUBLISHING, READING, Health
+from deepinfer.runtime.store.layout import segment_size
 from deepinfer.runtime.store.lease import Leases
 from deepinfer.runtime.store.log import put_entry
 from deepinfer.runtime.store.metrics import StoreMetrics
@@ -187,7 +188,8 @@ class Upkeep:
 
     def make_room(self) -> bool:
         """The disk is full: give up what ends first. Whether that freed anything."""
-        return self.free(self.settings.segment_bytes) > 0
+        layout = self.catalog.layout
+        return self.free(segment_size(layout.stride, layout.capacity(self.settings.segment_bytes))) > 0
 
     def set_aside(self, segment: Segment) -> None:
         """A segment with too much damage: nothing reads it again, it is kept for a day."""

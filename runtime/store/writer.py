@@ -127,7 +127,7 @@ class Writers:
         name = SegmentName(expires, name_of, self._seq)
         self._seq += 1
         folder = self.catalog.class_folder(cls)
-        self.files.make_folder(folder)
+        self.files.make_folder(folder, within=self.settings.folder)
         block = Superblock(self.layout, self.layout.capacity(self.settings.segment_bytes), uuid4().bytes, name_of, cls,
                            int(guard.now()), expires)
         fd = log_fd = -1
