@@ -90,6 +90,7 @@ class SequenceTable:
         self.single[slot] = s.read_eagerly or r.params.logprobs is not None or self.alone[slot] or len(r.ends) > _ENDS
         self.streamed[slot] = r.stream
         self.proposed[slot], self.accepted[slot] = s.proposed, s.accepted
+        s.proposed, s.accepted = self.proposed[slot], self.accepted[slot]  # views, as long as it stays
         self.last[slot] = np.nan if s.last_time is None else s.last_time
         row = self.template[slot]
         row["logprobs"] = s.logprobs_wanted
