@@ -207,6 +207,7 @@ class MemoryCache:
             node = Node(key, number, ids, block, p.last, history)
             self.tree.insert(node)
             self.counters.published.add(label="exact" if node.exact else "replayed")
+            self.counters.blocks.set(len(self.tree))
         elif node.history != history or node.ids != ids:
             p.closed = True
             return
@@ -254,6 +255,7 @@ class MemoryCache:
 
     def _dropped(self, node: Node) -> None:
         self._forget_windows(node)
+        self.counters.blocks.set(len(self.tree))
 
     # ---- memory ----------------------------------------------------------------------------------------------
     def released(self, s: Sequence) -> None:

@@ -27,3 +27,4 @@ class PrefixCounters:
     def hit(self, road: Road, exact: bool) -> None:
         """A request adopts a prefix."""
         self.how.add(label="snapshot" if road.windows else "exact" if exact else "replay")
+        self.tiers.add(road.floor, label="memory")
