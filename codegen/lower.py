@@ -12,8 +12,11 @@ from deepinfer.backends.base import Backend
 from deepinfer.codegen.passes.fuse import Region, fuse
 from deepinfer.codegen.passes.narrow import Narrowing, narrow_model
 from deepinfer.codegen.passes.numerics import drop_rounding
+from deepinfer.codegen.passes.sampling import ENTRY as SAMPLE
+from deepinfer.codegen.passes.sampling import sampling, without_draws
 from deepinfer.codegen.plan.checks import check_table
 from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
+from deepinfer.codegen.plan.sequence_state import SequenceState
 from deepinfer.codegen.plan.table import Lowered, build_table
 from deepinfer.dsl.graph import Graph
 from deepinfer.dsl.model import Model, Program, trace
@@ -113,8 +116,12 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
             verify(g)
         if dump:
             text += [print_graph(g) for g in graphs.values()]
+    caps = backend.capabilities(target)
+    if not caps.draws:
+        graphs = {k: without_draws(g) for k, g in graphs.items()}
+    elif (sample := sampling(graphs["step"])) is not None:
+        graphs |= {SAMPLE: sample}
     with log.run("fuse") as text:
-        caps = backend.capabilities(target)
         regions = {k: fuse(g, caps) for k, g in graphs.items()}
         text.append(", ".join(f"{k} {len(r)} kernels" for k, r in regions.items()))
         text += [_describe(r) for r in regions.values()] if dump else []
@@ -122,6 +129,10 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
         lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
                               block_tokens=model.block_tokens, lookback=model.lookback_tokens,
                               workspace_bytes=workspace_bytes)
+        if SAMPLE in graphs:
+            drafts = model.draft_tokens if "draft" in graphs else 0
+            lowered.table.sequence = SequenceState(model.vocab_size, drafts, model.draft_filler,
+                                                           model.lookback_tokens)
         check_table(lowered.table, lowered.specs)
         text.append(f"{len(lowered.specs)} distinct kernels")
         if dump:

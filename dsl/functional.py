@@ -158,8 +158,10 @@ def argmax(x: Node) -> Node:
     return current().add("argmax", (x,))
 
 
-def draw(logits: Node) -> Node:
-    return current().add("draw", (logits,))
+def draw(logits: Node, ahead: int = 0) -> Node:
+    """The token ``ahead`` + 1 positions behind each row, as the request wants it chosen: the largest logit, ties to the
+    lower index, when nothing is drawn."""
+    return current().add("draw", (logits,), ahead=ahead)
 
 
 def contract(x: Node, w: Node, groups: int = 1) -> Node:

@@ -391,9 +391,13 @@ def _override(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return inputs[0].type
 
 
-@op("draw", "draw", "(logits [V]): token of each row under the request's sampling options (runtime/sampling)")
+@op("draw", "draw", "(logits [.., V]) ahead: the token `ahead` + 1 positions behind each row, under the request's "
+    "sampling options (runtime/sampling); ties to the lower index")
 def _draw(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
-    return Type(inputs[0].type.rows, (), i64)
+    (x,) = inputs
+    _need(x, x.type.dtype == f32, "f32 logits")
+    _need(x, x.type.size == x.type.static_dims[-1], "one row of logits for each row")
+    return Type(x.type.rows, x.type.dims[:-1], i64)
 
 
 def infer(name: str, inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:

@@ -34,11 +34,11 @@ from deepinfer.dsl import (
     States,
     StoredTensor,
     Window,
-    argmax,
     backtrack,
     bf16,
     by_sequence,
     contract,
+    draw,
     f32,
     flatten,
     gather,
@@ -304,7 +304,7 @@ class V4:
         h = self.draft_block(self.joined(self.streams.handle()), 0, self.window - 1, at)
         with scope("draft_heads"):
             z = by_sequence(self.logits(self.hc.head(h, self.p.mtp[0]), self.p.mtp[0]), 1)
-            output("tokens", argmax(z))
+            output("tokens", draw(z))
             output("draft_logits", z)
             output("base_logits", z)
 

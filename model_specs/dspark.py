@@ -1,6 +1,6 @@
 """DSpark heads: what turns the last draft layer's rows into tokens, shared by the specs that draft this way.
 
-Left to right over the block: a Markov term from the previous token corrects the base logits, the argmax becomes
+Left to right over the block: a Markov term from the previous token corrects the base logits, a draw from them is
 the draft token, and a linear probe of row and token estimates whether it will be accepted.
 """
 
@@ -13,10 +13,10 @@ from deepinfer.dsl import (
     Config,
     Node,
     Path,
-    argmax,
     by_sequence,
     concat,
     contract,
+    draw,
     flatten,
     gather,
     output,
@@ -96,7 +96,7 @@ def draft_outputs(d: DSparkHeads, rows: Node, base: Node, p: Path) -> None:
         e = rounded(gather(embed, previous))
         z = slice_(base, j, j + 1, dim=0) + contract(e, head)
         confidence.append(contract(concat(slice_(rows, j, j + 1, dim=0), e), probe))
-        previous = argmax(z)
+        previous = draw(z, ahead=j)
         tokens.append(previous)
         logits.append(z)
     output("tokens", concat(*tokens))

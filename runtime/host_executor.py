@@ -287,9 +287,9 @@ def _arrays(found: Sequence[dict[int, Any]], tokens: Sequence[int]) -> Logprobs:
 
 
 def make_executor(plan: EnginePlan, engine: Engine, lag: int) -> Any:
-    """The engine's own executor where it has one (``engine.executor(lag)``), else one on the host."""
-    own: Callable[[int], Any] | None = getattr(engine, "executor", None)
-    return own(lag) if own is not None else HostExecutor(plan, engine, lag=lag)
+    """The engine's own executor where it has one (``engine.executor(plan, lag)``), else one on the host."""
+    own: Callable[[EnginePlan, int], Any] | None = getattr(engine, "executor", None)
+    return own(plan, lag) if own is not None else HostExecutor(plan, engine, lag=lag)
 
 
 MODES = {True: GREEDY, False: COUPLED}  # by whether a request is greedy

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deepinfer.codegen.package.interface import Interface
+    from deepinfer.runtime.executor import Executor
+    from deepinfer.runtime.plan import EnginePlan
 
 # Error codes of runtime/native/abi.h
 _BAD_TABLE, _BAD_KERNELS, _NO_MEMORY, _OVER_LIMIT = 1, 2, 3, 4
@@ -34,6 +36,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "di_output": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64),
                   ctypes.POINTER(_I64)],
     "di_state": [_POINTER, ctypes.c_char_p, _I32, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64)],
+    "di_begin": [_POINTER, _I32, _POINTER, _POINTER, _I64, _POINTER, _I64],
+    "di_step": [_POINTER, _POINTER, _POINTER],
     "di_profile": [_POINTER, _I32, ctypes.POINTER(ctypes.POINTER(ctypes.c_double)), ctypes.POINTER(_I32)],
 }
 
@@ -41,16 +45,18 @@ _SIGNATURES: dict[str, list[Any]] = {
 @dataclass(frozen=True)
 class Memory:
     """Bytes the runner allocates: ``arena`` (values of a step), ``scratch`` (all threads), ``rings`` (all slots),
-    ``pages`` (all cache blocks). Weights are the checkpoint's and not counted."""
+    ``pages`` (all cache blocks), ``drawing`` (all slots: token counts, drafts and their logits). Weights are the
+    checkpoint's and not counted."""
 
     arena: int
     scratch: int
     rings: int
     pages: int
+    drawing: int
 
     @property
     def total(self) -> int:
-        return self.arena + self.scratch + self.rings + self.pages
+        return self.arena + self.scratch + self.rings + self.pages + self.drawing
 
 
 class Binding(Protocol):
@@ -108,7 +114,7 @@ class Runner:
         return int(self._dll.di_abi())
 
     def memory(self, slots: int, blocks: int, threads: int) -> Memory:
-        out = (_I64 * 4)()
+        out = (_I64 * 5)()
         self.call("di_memory", slots, blocks, threads, out)
         return Memory(*out)
 
@@ -197,6 +203,23 @@ class NativeEngine:
         """Bytes of one ring slot or one cache block of a state, as a writable view."""
         self._runner.call("di_state", name.encode(), unit, ctypes.byref(self._pointer), ctypes.byref(self._bytes))
         return _memory(self._pointer.value or 0, self._bytes.value)
+
+    def begin(self, slot: int, how: NDArray[np.void], prompt: NDArray[np.int64], answer: NDArray[np.int64]) -> None:
+        """A sequence takes a slot. ``how``: [1] DiSampling, whose lists live as long as the sequence has the slot;
+        ``prompt``, ``answer``: its ids as far as they are known, i64, contiguous."""
+        self._runner.call("di_begin", slot, how.ctypes.data, prompt.ctypes.data, len(prompt), answer.ctypes.data,
+                          len(answer))
+
+    def loop_step(self, work: ctypes.Structure, outcome: ctypes.Structure) -> None:
+        """One step of a loop: DiWork and DiOutcome of runtime/native/abi.h."""
+        self._runner.call("di_step", ctypes.addressof(work), ctypes.addressof(outcome))
+
+    def executor(self, plan: EnginePlan, lag: int) -> Executor:
+        """What runs the steps of a loop on this engine; ``lag``: steps that are planned ahead."""
+        from deepinfer.runtime.host_executor import HostExecutor
+        from deepinfer.runtime.native_executor import NativeExecutor
+
+        return (NativeExecutor if "sample" in plan.entries else HostExecutor)(plan, self, lag=lag)
 
     def profile(self, on: bool = True) -> NDArray[np.float64]:
         """Switches timing on or off; returns microseconds of each launch and commit of the last timed run."""

@@ -26,11 +26,11 @@ def mixed(*words: int) -> int:
 
 
 def gumbel(key: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One standard Gumbel number -log(-log(u)) per token id; u has 53 bits and is neither 0 nor 1."""
+    """One standard Gumbel number -log(-log(u)) per token id; u is the middle of one of 2^52 parts of 0 .. 1."""
     z = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
     z ^= z >> np.uint64(31)
-    uniform = ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    uniform = ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # exact, so neither 0 nor 1
     out: NDArray[np.float64] = -np.log(-np.log(uniform))
     return out

@@ -86,8 +86,7 @@ class TokenChooser:
         if p.penalised:
             self._penalise(z)
         if not np.isfinite(z.max()):
-            raise RequestError("no token is left to choose from", where=f"position {position}",
-                               next_step="loosen allowed_token_ids, bad_words, logit_bias or min_tokens")
+            raise nothing_left(position)
         if p.greedy:
             return int(np.argmax(z))
         z /= p.temperature
@@ -122,6 +121,12 @@ class TokenChooser:
             seen = np.union1d(self._seen, answered)
             z[seen] = np.where(z[seen] > 0, z[seen] / p.repetition_penalty, z[seen] * p.repetition_penalty)
         z[answered] -= p.frequency_penalty * counts + p.presence_penalty
+
+
+def nothing_left(position: int) -> RequestError:
+    """What is said when every token of a position is banned."""
+    return RequestError("no token is left to choose from", where=f"position {position}",
+                        next_step="loosen allowed_token_ids, bad_words, logit_bias or min_tokens")
 
 
 def leading(z: NDArray[np.float64], top_k: int, top_p: float, min_p: float) -> NDArray[np.int64] | None:

@@ -120,7 +120,7 @@ class KernelSpec:
       ``epilogue`` (``acc`` 0 is [heads, value_dim]; just a store where the target takes no more).
     - score_select: ``q``, ``keys``, ``w``, ``ratio``, ``rounds``; ``selections``: tuple of dicts as tuples: (``k``,
       ``block`` 0 or size, ``within`` operand or -1, ``within_block``, ``pin`` operand or -1, ``out`` operand).
-    - draw: ``logits``, ``out``.
+    - draw: ``logits``, ``out``, ``ahead`` (positions between a row and its token, less 1).
 
     ``schedule`` comes from the target's tuning database and never changes a result.
     """

@@ -311,7 +311,7 @@ def _select(w: _Writer, out: list[Node]) -> _Made:
 
 def _draw(w: _Writer, out: list[Node]) -> _Made:
     (n,) = w.region.anchors
-    return {"logits": w.value(n.inputs[0]), "out": w.output(n)}, ()
+    return {"logits": w.value(n.inputs[0]), "out": w.output(n), "ahead": n.attrs["ahead"]}, ()
 
 
 def _title(region: Region) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from deepinfer.codegen.plan.launch import Buffer
+if TYPE_CHECKING:
+    from deepinfer.codegen.plan.launch import Buffer
 
 ALIGNMENT = 64  # a cache line; also the widest vector load
 
@@ -14,12 +16,13 @@ def lay_out(buffers: list[Buffer], limits: Mapping[str, int]) -> tuple[list[Buff
     """Offsets for all buffers and the bytes of the arena.
 
     ``limits``: most rows of each axis (printed name). Greedy by size: each buffer takes the lowest gap that is free
-    during its whole life; the result depends on the buffers only.
+    during its whole life; the result depends on the buffers only. Borrowed buffers stay where they are.
     """
     sizes = [-(-b.row_bytes * (b.rows or limits[b.axis]) // ALIGNMENT) * ALIGNMENT for b in buffers]
     placed: list[tuple[int, int, int, int]] = []  # first, last, start, end
-    out: list[Buffer | None] = [None] * len(buffers)
-    for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], i)):
+    out: list[Buffer | None] = [b if b.borrowed else None for b in buffers]
+    placed += [(b.first, b.last, b.offset, b.offset + n) for b, n in zip(buffers, sizes, strict=True) if b.borrowed]
+    for i in sorted((i for i, b in enumerate(buffers) if not b.borrowed), key=lambda i: (-sizes[i], i)):
         b = buffers[i]
         busy = sorted((s, e) for first, last, s, e in placed if first <= b.last and b.first <= last)
         start = 0

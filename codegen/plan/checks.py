@@ -26,7 +26,10 @@ def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
                     raise _fail(f"buffer {arg.index} is written twice", entry, i, f"first in {writer[arg.index]}")
                 writer[arg.index] = i
         for arg, op in zip(step.args, spec.operands, strict=True):
-            if arg.kind == "b" and not op.write and writer.get(arg.index, i) >= i:
+            if arg.kind == "b" and entry.buffers[arg.index].borrowed:
+                if op.write:
+                    raise _fail(f"borrowed buffer {arg.index} is written", entry, i, found=spec.symbol)
+            elif arg.kind == "b" and not op.write and writer.get(arg.index, i) >= i:
                 raise _fail(f"buffer {arg.index} is read before it is written", entry, i, found=spec.symbol)
     for name, index in entry.outputs.items():
         if index not in writer:

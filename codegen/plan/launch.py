@@ -7,6 +7,7 @@ needs no parser library and a reader no tool:
     deepinfer-launch 1
     block_tokens 128
     lookback 3
+    sequence vocab 512 drafts 5 filler 2 ids 256 tail 64 drafts 2112 confidence 2176 counts 2240 logits 4288 end 14528
     axis 4 groups 2                               # axes 0..3 are fixed
     limit step 512 kept 512 wanted 64 seq 8
     param 0 layers.0.attn.wq_a.weight stack 0
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deepinfer.codegen.plan.sequence_state import SequenceState
 from deepinfer.dsl.types import Rows
 
 FORMAT = 1
@@ -56,7 +58,7 @@ INPUTS = ("token_ids", "positions", "lookback")
 class Buffer:
     """Rows of one value in the arena. ``first`` and ``last``: launches between which it lives. ``rows``: most rows it
     holds, 0 for the limit of its axis; else it belongs to a row loop, and row r of the axis is its row r - r0, r0 being
-    the first row of the tile at work."""
+    the first row of the tile at work. ``borrowed``: an output of the entry that ran before, at its place."""
 
     axis: str
     row_bytes: int
@@ -66,6 +68,7 @@ class Buffer:
     value: int = -1
     scope: str = ""
     rows: int = 0
+    borrowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ class LaunchTable:
     pins: list[tuple[str, int]] = field(default_factory=list)
     kernels: list[TableKernel] = field(default_factory=list)
     entries: dict[str, EntryTable] = field(default_factory=dict)
+    sequence: SequenceState | None = None
 
     def axis(self, rows: str) -> int:
         """Axis number of the ABI."""
@@ -163,6 +167,7 @@ class LaunchTable:
     def text(self) -> str:
         """``lib/launch.txt``."""
         out = [f"deepinfer-launch {FORMAT}", f"block_tokens {self.block_tokens}", f"lookback {self.lookback}"]
+        out += [self.sequence.text()] if self.sequence else []
         out += [f"axis {self.axis(f'T/{r}')} groups {r}" for r in self.ratios]
         out.append("limit " + " ".join(f"{k} {v}" for k, v in self.limits.items()))
         out += [f"param {i} {p.name} stack {p.stack}" for i, p in enumerate(self.params)]

@@ -107,10 +107,12 @@ def _bytes(tensors: Iterable[StoredTensor]) -> int:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory that all steps share: ``arena`` for the values in flight, ``scratch`` for each thread."""
+    """Memory that all steps share: ``arena`` for the values in flight, ``scratch`` for each thread. ``sequence``: what
+    a slot keeps between steps beside its rings (counts of tokens, drafts and their logits)."""
 
     arena: int
     scratch: int
+    sequence: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class MemoryPlan:
     """Bytes by purpose for ``sequences`` sequences of ``tokens`` tokens at once.
 
     ``tables``: lookup tables, which may lie in host memory or be mapped from disk. ``slots``: rings of all sequences.
-    ``blocks``: ``block_count`` cache blocks. ``arena`` and ``scratch`` are None where no target was compiled for.
+    ``blocks``: ``block_count`` cache blocks. ``arena``, ``scratch`` and ``drawing`` (token counts, drafts and their
+    logits, of all sequences) are None where no target was compiled for.
     """
 
     sequences: int
@@ -130,11 +133,12 @@ class MemoryPlan:
     block_count: int
     arena: int | None
     scratch: int | None
+    drawing: int | None = None
 
     @property
     def total(self) -> int:
         """Everything but the lookup tables."""
-        return self.weights + self.slots + self.blocks + (self.arena or 0) + (self.scratch or 0)
+        return self.weights + self.slots + self.blocks + (self.arena or 0) + (self.scratch or 0) + (self.drawing or 0)
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ class Footprint:
         blocks = count * sum(_aligned(p.block_bytes) for p in self.cache.paged)
         return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
                           _aligned(self.step.arena) if self.step else None,
-                          threads * _aligned(self.step.scratch) if self.step else None)
+                          threads * _aligned(self.step.scratch) if self.step else None,
+                          sequences * _aligned(self.step.sequence) if self.step else None)
 
     def as_dict(self) -> dict[str, Any]:
         """For the manifest."""
@@ -185,7 +190,8 @@ def footprint(model: Model, cache: CachePlan, table: LaunchTable | None = None,
     step = None
     if table is not None:
         step = StepMemory(max((e.arena_bytes for e in table.entries.values()), default=0),
-                          max((k.scratch_bytes for k in table.kernels), default=0))
+                          max((k.scratch_bytes for k in table.kernels), default=0),
+                          table.sequence.bytes if table.sequence else 0)
     return Footprint(checkpoint_sizes(model, headers), cache, step, model.config.ignored)
 
 

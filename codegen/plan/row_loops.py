@@ -64,6 +64,9 @@ def lifetimes(entry: EntryTable, fresh: dict[int, int]) -> list[Buffer]:
             touch(b, *((i, i) if entry.buffers[b].rows else around.get(i, (i, i))))
     for b in entry.outputs.values():
         touch(b, len(entry.launches), len(entry.launches))
+    for i, buffer in enumerate(entry.buffers):
+        if buffer.borrowed:
+            touch(i, 0, len(entry.launches))
     return [replace(b, first=spans[i][0], last=spans[i][1]) for i, b in enumerate(entry.buffers)]
 
 

@@ -190,12 +190,20 @@ class _EntryBuilder:
     def _value(self, op: Operand, b: Bound, scope: str) -> int:
         assert b.node is not None
         key = int(b.name)
+        if key not in self.buffer_of and b.node.op == "input" and not op.write:
+            self.buffer_of[key] = self._borrowed(str(b.node.attrs["name"]))
         if key not in self.buffer_of:
             if not op.write:
                 raise InternalError(f"{scope}: a kernel reads %{key} ({b.node.op}) before it is written")
             stored = self.parent.backend.stored(b.node.type.dtype)
             self.buffer_of[key] = self._buffer(str(b.node.type.rows), stored.data_bytes(b.node.type.size), key, scope)
         return self.buffer_of[key]
+
+    def _borrowed(self, name: str) -> int:
+        """A buffer for an output of the step that ran before."""
+        step = self.parent.out.table.entries["step"]
+        self.table.buffers.append(replace(step.buffers[step.outputs[name]], borrowed=True))
+        return len(self.table.buffers) - 1
 
     def _launch(self, r: Region, s: Specified) -> None:
         k = self.parent.kernel(s.spec)

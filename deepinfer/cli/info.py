@@ -178,6 +178,8 @@ def _memory(found: Description) -> Iterator[Any]:
     else:
         table.add_row("arena", f"{m.arena:,}", "values in flight in a step")
         table.add_row("scratch", f"{m.scratch:,}", f"{found.threads} threads")
+    if m.drawing:
+        table.add_row("drawing", f"{m.drawing:,}", "token counts, drafts and their logits")
     table.add_row("total", f"{m.total:,}", gigabytes(m.total))
     yield table
     if m.tables:

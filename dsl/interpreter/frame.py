@@ -79,7 +79,10 @@ class Frame:
         return first[axis], self.rows.stop
 
     def positions(self, axis: Rows) -> Tensor:
-        """[rows] i64: position of each row; on T/r the first position of each group that the step completes."""
+        """[rows] i64: position of each row; on T/r the first position of each group that the step completes,
+        on S the step's first."""
+        if axis == SEQ:
+            return torch.tensor([self.rows.start])
         if axis.kind == "groups":
             r = axis.ratio
             return torch.arange(self.rows.start // r, self.rows.stop // r) * r

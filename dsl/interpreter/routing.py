@@ -87,4 +87,4 @@ def _argmax(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
 def _draw(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     if n.type.rows is None:
         raise InternalError("a draw has no rows")
-    return ctx.draw(tensor(args[0]), ctx.frame.positions(n.type.rows))
+    return ctx.draw(tensor(args[0]), ctx.frame.positions(n.type.rows) + n.attrs["ahead"])

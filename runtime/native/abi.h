@@ -4,7 +4,7 @@
 #define DEEPINFER_ABI_H
 #include <stdint.h>
 
-#define DI_ABI 1
+#define DI_ABI 2
 #define DI_MAX_AXES 12   // 0 step, 1 kept, 2 wanted, 3 seq, 4.. one per compressed ratio of the launch table
 
 enum { DI_AXIS_STEP = 0, DI_AXIS_KEPT = 1, DI_AXIS_WANTED = 2, DI_AXIS_SEQ = 3, DI_AXIS_GROUPS = 4 };
@@ -33,6 +33,59 @@ typedef struct {
     int32_t reserved;
 } DiSeq;
 
+// How the tokens of a sequence are chosen (runtime/sampling.py). Lists stay the caller's as long as the sequence has
+// its slot; ids in them are below the vocabulary.
+typedef struct {
+    int32_t mode;             // DI_GREEDY ..
+    int32_t top_k;            // 0: all
+    int32_t min_tokens;
+    int32_t reserved;
+    double temperature, top_p, min_p, repetition, frequency, presence;
+    uint64_t key;             // draws are functions of (key, position, token, purpose) alone
+    const int64_t* allowed;   // rising; null: all
+    const int64_t* bias_ids;
+    const double* bias;
+    const int64_t* ends;      // not chosen before min_tokens
+    const int64_t* bad;       // id sequences that are never completed: sequence i is bad[bad_first[i]] ..
+    const int64_t* bad_first; // .. bad[bad_first[i + 1] - 1]
+    int64_t num_allowed, num_bias, num_ends, num_bad;
+} DiSampling;
+
+enum { DI_GREEDY = 0, DI_COUPLED = 1, DI_REJECTION = 2, DI_HOST = 3 };
+
+enum {
+    DI_DRAW_NONE = 0,   // nothing
+    DI_DRAW_CHOOSE = 1, // a token
+    DI_DRAW_JUDGE = 2,  // the drafted token or another one, so that the result is a draw from the row
+    DI_DRAW_GIVEN = 3   // the token is known; its log-probability is asked for
+};
+
+// What a draw of one row has to know. Token: -1 if the row's logits are no numbers, -2 if no token is left; always one
+// where nothing is known of the row, or the draw is bare.
+typedef struct {
+    const DiSampling* how;    // null: the largest logit
+    const uint32_t* mask;     // [ceil(V / 32)], bit 1: allowed; null: all are
+    const uint32_t* counts;   // [V] how often the answer holds a token; the highest bit: the prompt holds it
+    const int64_t* recent;    // ids before the token, the newest at recent[-1]; at least those of the longest bad word
+    const float* drafted;     // DI_DRAW_JUDGE: [V], the logits that the draft was drawn from
+    double* logprobs;         // null, or [1 + top] for the token and the most probable ones, and so ids and ranks
+    int64_t* ids;
+    int32_t* ranks;
+    int64_t draft;            // DI_DRAW_JUDGE and DI_DRAW_GIVEN: the token
+    int64_t answered;         // tokens of the answer so far
+    int64_t round;            // DI_NOISE_DRAFT: sets this block of drafts apart from others over the same positions
+    int32_t mode;
+    int32_t noise;            // DI_NOISE_*
+    int32_t uncounted;        // so many of the recent ids are not in `counts` yet
+    int32_t top;
+    int32_t bare;             // a draft: neither mask nor bad words nor min_tokens, and counts as they are
+    int32_t reserved;
+} DiDraw;
+
+// Noise of a draw, a function of (key, position, token) and of its purpose. Drafts share that of the target, unless
+// they are judged by rejection: then drafts, decisions and the draws of the target know nothing of each other.
+enum { DI_NOISE_SHARED = 0, DI_NOISE_DRAFT = 1, DI_NOISE_TARGET = 2, DI_NOISE_DECISION = 3 };
+
 typedef struct {
     int32_t seqs;
     int32_t block_tokens;     // B
@@ -43,7 +96,55 @@ typedef struct {
     int32_t lookback_width;   // lookback_tokens + 1
     int32_t reserved;
     const int32_t* const* pins;  // [pins of the launch table] selections from outside, or null: [rows of the region][k]
+    const DiDraw* draws;      // [rows of the axis that draws]; null: the largest logit of each row
 } DiStep;
+
+// One sequence of a step of the loop; the fields of DiSeq mean the same. Prefill: rows c .. c + rows - 1, ids given.
+// Decode: the slot's last token and its drafts behind the rows it has; rows is 1 + most drafts to look at, all are kept
+// and wanted.
+typedef struct {
+    int32_t slot;
+    int32_t decode;           // 0: prefill
+    int32_t rows, kept, wanted;
+    int32_t first;            // prefill: where its ids begin
+    int64_t c, floor, start_step, start_kept;
+    const int32_t* blocks;
+    const uint32_t* mask;     // [rows that draw][ceil(V / 32)], or null
+    int32_t num_blocks;
+    int32_t draws;            // a token is chosen behind the last row
+    int32_t want_draft;
+    int32_t logprobs;         // most probable tokens to report with each token; -1: none of it
+    int32_t prompt_logprobs;  // the same for the given token behind each wanted row of a prefill
+    int32_t reserved;
+    int64_t forced;           // decode: the last token, where the caller chose it; else -1
+} DiRow;
+
+typedef struct {
+    const DiRow* rows;        // [count]
+    const int64_t* token_ids; // of prefills
+    const int64_t* lookback;  // [ids][lookback_tokens + 1]
+    const int64_t* behind;    // [count] prefill: the given token behind the last row; -1: none
+    float* const* logits;     // [count] where the logits of the wanted rows are copied to; null: not
+    int32_t count;
+    int32_t budget;           // drafts to verify in all; -1: as many as each row has room for
+} DiWork;
+
+// [count] each, or [count][..]; m: drafts of a block. Log-probabilities: [wanted rows of the step][1 + top].
+typedef struct {
+    int32_t *accepted, *verified, *chosen;  // drafts that stay, drafts looked at, tokens chosen
+    int64_t* tokens;          // [count][m + 1]
+    int64_t* n;               // rows that the slot has afterwards
+    int32_t* status;          // 0, or -1: logits that are no numbers, or -2: no token left at position n
+    int32_t* wanted;          // first wanted row of the sequence
+    int32_t* drafted;
+    int64_t* drafts;          // [count][m]
+    float* confidence;        // [count][m], NaN: none is stated
+    double* logprobs;
+    int64_t* ids;
+    int32_t* ranks;
+    int32_t top;              // most that any row may ask for
+    int32_t reserved;
+} DiOutcome;
 
 typedef struct { const void* data; const void* scale; } DiParam;  // a stack operand points to E of these
 
@@ -91,8 +192,9 @@ int di_abi(void);
 // Reads lib/launch.txt, loads lib/kernels.so.
 int di_open(const char* engine_lib_dir, DiEngine** out);
 void di_close(DiEngine*);
-// Bytes that di_allocate will take: [0] arena, [1] scratch of all threads, [2] rings, [3] paged pools.
-int di_memory(DiEngine*, int32_t slots, int32_t blocks, int32_t threads, int64_t bytes[4]);
+// Bytes that di_allocate will take: [0] arena, [1] scratch of all threads, [2] rings, [3] paged pools, [4] what draws
+// keep of each slot.
+int di_memory(DiEngine*, int32_t slots, int32_t blocks, int32_t threads, int64_t bytes[5]);
 int di_allocate(DiEngine*, int32_t slots, int32_t blocks, int32_t threads);
 // Tensor i of parameter `index` (i = 0 unless it is a stack). Memory stays the caller's.
 int di_bind(DiEngine*, int32_t index, int32_t i, const void* data, const void* scale);
@@ -101,7 +203,14 @@ int di_run(DiEngine*, const char* entry, int32_t seqs, const DiSeq* seq, const i
            const int64_t* lookback, const int32_t* const* pins);
 // Output of the last run of an entry: pointer, rows, bytes per row. Valid until the next run.
 int di_output(DiEngine*, const char* entry, const char* name, const void** data, int64_t* rows, int64_t* row_bytes);
-// Raw access to a state (copy, spill, fork, prefix adoption): pointer to slot or block `unit` and its bytes.
+// A sequence takes a slot: how its tokens are chosen, its prompt and what of its answer is known. The next step of the
+// slot is a prefill up to the last id, or decodes behind the last id but one.
+int di_begin(DiEngine*, int32_t slot, const DiSampling*, const int64_t* prompt, int64_t prompt_ids,
+             const int64_t* answer, int64_t answer_ids);
+// One step of a loop: rows run, tokens are chosen, drafts are judged and made; see DiWork and DiOutcome.
+int di_step(DiEngine*, const DiWork*, const DiOutcome*);
+// Raw access to a state (copy, spill, fork, prefix adoption): pointer to slot or block `unit` and its bytes. The state
+// "sequence" is what draws keep of a slot; its lists belong to di_begin and are not part of it.
 int di_state(DiEngine*, const char* name, int32_t unit, void** data, int64_t* bytes);
 // Microseconds of each launch and commit of the last run when profiling is on, in the order of the launch table.
 int di_profile(DiEngine*, int32_t on, const double** times, int32_t* launches);

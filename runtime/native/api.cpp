@@ -60,13 +60,14 @@ DI_EXPORT int di_open(const char* engine_lib_dir, DiEngine** out) {
 
 DI_EXPORT void di_close(DiEngine* engine) { delete engine; }
 
-DI_EXPORT int di_memory(DiEngine* engine, int32_t slots, int32_t blocks, int32_t threads, int64_t bytes[4]) {
+DI_EXPORT int di_memory(DiEngine* engine, int32_t slots, int32_t blocks, int32_t threads, int64_t bytes[5]) {
     return guarded(engine, [&] {
         Layout l = engine->layout(slots, blocks, threads);
         bytes[0] = l.arena;
         bytes[1] = l.scratch;
         bytes[2] = l.rings;
         bytes[3] = l.pages;
+        bytes[4] = l.drawing;
     });
 }
 
@@ -81,6 +82,15 @@ DI_EXPORT int di_bind(DiEngine* engine, int32_t index, int32_t i, const void* da
 DI_EXPORT int di_run(DiEngine* engine, const char* entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
                      const int64_t* lookback, const int32_t* const* pins) {
     return guarded(engine, [&] { engine->run(entry, seqs, seq, token_ids, lookback, pins); });
+}
+
+DI_EXPORT int di_begin(DiEngine* engine, int32_t slot, const DiSampling* how, const int64_t* prompt, int64_t prompt_ids,
+                       const int64_t* answer, int64_t answer_ids) {
+    return guarded(engine, [&] { engine->begin(slot, how, prompt, prompt_ids, answer, answer_ids); });
+}
+
+DI_EXPORT int di_step(DiEngine* engine, const DiWork* work, const DiOutcome* out) {
+    return guarded(engine, [&] { engine->loop_step(work, out); });
 }
 
 DI_EXPORT int di_output(DiEngine* engine, const char* entry, const char* name, const void** data, int64_t* rows,

@@ -28,7 +28,8 @@ DiKernel Library::kernel(const std::string& symbol) const {
 }
 
 DiEngine::DiEngine(const std::string& lib_dir)
-    : table_(read_table(lib_dir + "/launch.txt")), library_(lib_dir + "/kernels.so"), step_(table_) {
+    : table_(read_table(lib_dir + "/launch.txt")), library_(lib_dir + "/kernels.so"), step_(table_),
+      slot_states_(table_.sequence), drawing_(table_) {
     for (const KernelRow& k : table_.kernels) kernels_.push_back(library_.kernel(k.symbol));
     for (const ParamRow& p : table_.params) params_.emplace_back((size_t)std::max(p.stack, 1));
 }
@@ -49,6 +50,7 @@ void DiEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     scratch_.allocate(layout_.scratch, "scratch of the threads");
     rings_.allocate(layout_.rings, "rings of the sequences");
     pages_.allocate(layout_.pages, "blocks of the cache");
+    slot_states_.allocate(slots);
     plans_.resize(table_.entries.size());
     for (size_t e = 0; e < plans_.size(); ++e) make_plan((int32_t)e);
     slots_ = slots;
@@ -149,6 +151,11 @@ void DiEngine::output(const std::string& entry, const std::string& name, const v
 
 void DiEngine::state(const std::string& name, int32_t unit, void** data, int64_t* bytes) const {
     if (!threads_) fail(DI_NOT_READY, "the engine has no memory yet");
+    if (name == "sequence" && unit >= 0 && unit < slot_states_.count()) {
+        *data = slot_states_.record(unit);
+        *bytes = table_.sequence.end;
+        return;
+    }
     for (size_t i = 0; i < table_.states.size(); ++i) {
         const StateRow& s = table_.states[i];
         if (s.name != name) continue;

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "barrier.h"
+#include "drawing.h"
 #include "memory.h"
+#include "slots.h"
 #include "step.h"
 #include "table.h"
 
@@ -61,6 +63,9 @@ struct DiEngine {
     void bind(int32_t index, int32_t i, const void* data, const void* scale);
     void run(const std::string& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
              const int64_t* lookback, const int32_t* const* pins);
+    void begin(int32_t slot, const DiSampling* how, const int64_t* prompt, int64_t prompt_ids, const int64_t* answer,
+               int64_t answer_ids);
+    void loop_step(const DiWork* work, const DiOutcome* out);
     void output(const std::string& entry, const std::string& name, const void** data, int64_t* rows,
                 int64_t* row_bytes) const;
     void state(const std::string& name, int32_t unit, void** data, int64_t* bytes) const;
@@ -81,11 +86,21 @@ struct DiEngine {
     bool profiling_ = false;
     std::atomic<bool> running_{false};
     Barrier barrier_;
+    Slots slot_states_;
+    Drawing drawing_;
 
     int32_t entry_named(const std::string& name) const;
     char* state_base(int32_t state) const;
     void make_plan(int32_t entry);
     void check_bound(const Plan& plan) const;
+    void require_draws() const;
+    void run_entry(int32_t entry);
+    int32_t resolve(const DiWork& work, const DiOutcome& out);
+    void choose(const DiWork& work, const DiOutcome& out);
+    void accept(const DiRow& row, int32_t i, const int64_t* tokens, const DiOutcome& out);
+    void draft(const DiWork& work, const DiOutcome& out);
+    void draft_some(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count);
+    const char* output_rows(int32_t entry, const char* name, int64_t* row_bytes) const;
     void deal(const EntryRow& entry, Plan& plan);
     void execute(const EntryRow& entry, Plan& plan);
     void work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread);

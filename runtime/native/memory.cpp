@@ -33,6 +33,7 @@ Layout::Layout(const Table& table, int32_t slots, int32_t blocks, int32_t thread
     for (const EntryRow& e : table.entries) arena = std::max(arena, aligned(e.arena_bytes));
     for (const KernelRow& k : table.kernels) scratch_stride = std::max(scratch_stride, aligned(k.scratch_bytes));
     scratch = scratch_stride * threads;
+    drawing = aligned(table.sequence.end) * slots;
     for (const StateRow& s : table.states) {
         int64_t& total = s.paged ? pages : rings;
         int64_t step = aligned((int64_t)s.rows * s.record_bytes);

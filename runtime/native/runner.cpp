@@ -6,12 +6,13 @@
 #include <chrono>
 #include <cstring>
 
+#include "busy.h"
 #include "engine.h"
 #include "fault.h"
 
 namespace {
 
-const int64_t SHARES_PER_THREAD = 8;  // items are dealt in so many shares per thread, against uneven work
+const int64_t SHARES_PER_THREAD = 4;  // items are dealt in so many shares per thread, against uneven work
 
 // Items of a phase below `row`, rounded up to whole row tiles.
 int64_t items_below(const Phase& phase, int64_t row) {
@@ -22,20 +23,6 @@ double microseconds_between(Clock::time_point start, Clock::time_point stop) {
     return std::chrono::duration<double, std::micro>(stop - start).count();
 }
 
-// Marks the engine as busy; a second caller is refused, not queued.
-class Busy {
-  public:
-    explicit Busy(std::atomic<bool>& flag) : flag_(flag) {
-        if (flag_.exchange(true)) fail(DI_NOT_READY, "another run of this engine is in progress");
-    }
-    ~Busy() { flag_.store(false); }
-    Busy(const Busy&) = delete;
-    Busy& operator=(const Busy&) = delete;
-
-  private:
-    std::atomic<bool>& flag_;
-};
-
 }  // namespace
 
 void DiEngine::run(const std::string& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
@@ -43,15 +30,21 @@ void DiEngine::run(const std::string& entry, int32_t seqs, const DiSeq* seq, con
     if (!threads_) fail(DI_NOT_READY, "the engine has no memory yet");
     Busy busy(running_);
     int32_t at = entry_named(entry);
-    const EntryRow& e = table_.entries[(size_t)at];
-    Plan& plan = plans_[(size_t)at];
     last_entry_ = -1;
-    check_bound(plan);
-    step_.fill(e, seqs, seq, token_ids, lookback, pins);
+    check_bound(plans_[(size_t)at]);
+    step_.fill(table_.entries[(size_t)at], seqs, seq, token_ids, lookback, pins);
+    run_entry(at);
+}
+
+// Over the rows that the step was filled with.
+void DiEngine::run_entry(int32_t entry) {
+    const EntryRow& e = table_.entries[(size_t)entry];
+    Plan& plan = plans_[(size_t)entry];
+    last_entry_ = -1;
     for (const auto& p : plan.pin_args) plan.args[p.first] = const_cast<int32_t*>(step_.pin(p.second));
     deal(e, plan);
     execute(e, plan);
-    last_entry_ = at;
+    last_entry_ = entry;
 }
 
 void DiEngine::deal(const EntryRow& entry, Plan& plan) {

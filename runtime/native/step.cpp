@@ -83,6 +83,7 @@ void Step::fill(const EntryRow& entry, int32_t seqs, const DiSeq* seq, const int
     const int64_t* history = lookback ? lookback : token_ids;
     std::memcpy(lookback_.data(), history, rows * (size_t)view_.lookback_width * sizeof *history);
     for (size_t i = 0; i < table_.pins.size(); ++i) pins_[i] = pins ? pins[i] : nullptr;
+    view_.draws = nullptr;
     fill_axes(seqs);
 }
 

@@ -18,6 +18,9 @@ class Step {
     void fill(const EntryRow& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids, const int64_t* lookback,
               const int32_t* const* pins);
 
+    // What the rows of the axis that draws know; null: the largest logit of each. Holds until the next fill.
+    void draw(const DiDraw* draws) { view_.draws = draws; }
+
     const DiStep& view() const { return view_; }
     const void* input(int32_t which) const;
     int64_t rows(int32_t axis) const { return view_.axis[axis].rows; }

@@ -13,6 +13,8 @@
 namespace {
 
 const int FORMAT = 1;
+const int64_t HEAD_BYTES = 64;    // of a slot's record
+const int64_t MOST_DRAFTS = 64;   // of a block; what a draw has room for
 const char* const AXIS_NAMES[] = {"step", "kept", "wanted", "seq"};
 
 // One line: words are taken from left to right, each must be there and none may be left.
@@ -103,6 +105,8 @@ class Reader {
             t_.block_tokens = (int32_t)line.integer("block_tokens", 1, INT32_MAX);
         } else if (kind == "lookback") {
             t_.lookback = (int32_t)line.integer("lookback", 0, 1 << 20);
+        } else if (kind == "sequence") {
+            sequence(line);
         } else if (kind == "axis") {
             axis(line);
         } else if (kind == "limit") {
@@ -133,6 +137,29 @@ class Reader {
             entry_record(line, kind);
         }
         line.done();
+    }
+
+    void sequence(Line& line) {
+        SequenceRow& s = t_.sequence;
+        const auto field = [&](const char* name, int64_t low, int64_t high) {
+            line.literal(name);
+            return line.integer(name, low, high);
+        };
+        s.vocab = field("vocab", 1, INT32_MAX);
+        s.drafts = (int32_t)field("drafts", 0, MOST_DRAFTS);
+        s.filler = field("filler", 0, s.vocab - 1);
+        s.ids = (int32_t)field("ids", std::max(1, t_.lookback), 1 << 20);
+        int64_t* const places[] = {&s.tail_at, &s.drafts_at, &s.confidence_at, &s.counts_at, &s.logits_at, &s.end};
+        const char* const names[] = {"tail", "drafts", "confidence", "counts", "logits", "end"};
+        const int64_t sizes[] = {HEAD_BYTES, 8 * (int64_t)s.ids, 8 * (int64_t)s.drafts, 4 * (int64_t)s.drafts,
+                                 4 * s.vocab, 4 * s.vocab * s.drafts};
+        int64_t at = 0;
+        for (int i = 0; i < 6; ++i) {
+            *places[i] = field(names[i], at + sizes[i], INT64_MAX / 2);
+            at = *places[i];
+            if (at % 8) line.bad(std::string("has an odd place for ") + names[i]);
+        }
+        if (s.drafts_at != s.tail_at + 8 * (int64_t)s.ids) line.bad("parts the drafts from the ids before them");
     }
 
     void axis(Line& line) {

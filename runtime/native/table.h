@@ -68,9 +68,19 @@ struct EntryRow {
     std::vector<std::pair<std::string, int32_t>> outputs;
 };
 
+// What draws keep of a slot; vocab 0: the engine does not draw. Offsets are into the record of a slot.
+struct SequenceRow {
+    int64_t vocab = 0;
+    int32_t drafts = 0;  // of a block
+    int64_t filler = 0;  // id of the rows of a block behind its first
+    int32_t ids = 0;     // last ids, right in front of the drafts
+    int64_t tail_at = 0, drafts_at = 0, confidence_at = 0, counts_at = 0, logits_at = 0, end = 0;
+};
+
 struct Table {
     int32_t block_tokens = 0;
     int32_t lookback = 0;
+    SequenceRow sequence;
     int32_t axes = DI_AXIS_GROUPS;
     int32_t ratio[DI_MAX_AXES] = {};  // of group axes
     int64_t limit[DI_MAX_AXES] = {};  // most rows of each axis

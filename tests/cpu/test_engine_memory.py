@@ -20,8 +20,8 @@ def test_the_planned_bytes_are_those_that_the_runner_takes(name: str, profile: s
     package = load_engine(engine_of(name, profile=profile, **LIMITS))
     planned = package.footprint.memory(sequences, tokens, threads)
     taken = package.memory(sequences, planned.block_count, threads)
-    assert (planned.arena, planned.scratch, planned.slots, planned.blocks) == (
-        taken.arena, taken.scratch, taken.rings, taken.pages)
+    assert (planned.arena, planned.scratch, planned.slots, planned.blocks, planned.drawing) == (
+        taken.arena, taken.scratch, taken.rings, taken.pages, taken.drawing)
     assert planned.total == taken.total + planned.weights
 
 

@@ -1,0 +1,210 @@
+"""The executor of compiled engines: one native call runs a step, chooses tokens, judges drafts and makes new ones.
+
+It means what ``HostExecutor`` means. The sequences' state lies with the engine, so that a step that was submitted needs
+nothing of the host; with a lag, a thread of its own makes the calls, which hold no lock of the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import InternalError
+from deepinfer.runtime.executor import (
+    DECODE,
+    HOST,
+    NO_LOGPROBS,
+    NO_TOKEN,
+    Logprobs,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
+from deepinfer.runtime.native_sampling import NativeSampling
+from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.sampling import nothing_left, top_logprobs
+
+if TYPE_CHECKING:
+    from deepinfer.runtime.native_engine import NativeEngine
+
+# Most probable tokens that the engine finds itself; who asks for more gets them from a copy of the logits.
+MOST_LOGPROBS = 20
+_POINTER, _I32 = ctypes.c_void_p, ctypes.c_int32
+_OK, _NOT_FINITE = 0, -1
+
+
+class _Work(ctypes.Structure):
+    """DiWork of runtime/native/abi.h."""
+
+    _fields_ = (("rows", _POINTER), ("token_ids", _POINTER), ("lookback", _POINTER), ("behind", _POINTER),
+                ("logits", _POINTER), ("count", _I32), ("budget", _I32))
+
+
+class _Outcome(ctypes.Structure):
+    """DiOutcome of runtime/native/abi.h."""
+
+    _fields_ = (("accepted", _POINTER), ("verified", _POINTER), ("chosen", _POINTER), ("tokens", _POINTER),
+                ("n", _POINTER), ("status", _POINTER), ("wanted", _POINTER), ("drafted", _POINTER),
+                ("drafts", _POINTER), ("confidence", _POINTER), ("logprobs", _POINTER), ("ids", _POINTER),
+                ("ranks", _POINTER), ("top", _I32), ("reserved", _I32))
+
+
+class _Slate:
+    """Memory for the outcome of one step plan, and the two records that the engine is given."""
+
+    def __init__(self, plan: EnginePlan, step: StepPlan) -> None:
+        seqs, wanted = plan.limits["seq"], plan.limits["wanted"]
+        self.result = r = StepResult(plan)
+        self.status, self.wanted = np.zeros(seqs, np.int32), np.zeros(seqs, np.int32)
+        self.behind, self.logits = np.full(seqs, NO_TOKEN, np.int64), np.zeros(seqs, np.uint64)
+        self.values = np.zeros((wanted, 1 + MOST_LOGPROBS))
+        self.ids = np.zeros((wanted, 1 + MOST_LOGPROBS), np.int64)
+        self.ranks = np.zeros((wanted, 1 + MOST_LOGPROBS), np.int32)
+        self.copies: dict[int, NDArray[np.float32]] = {}
+        self.work = _Work(step.rows.ctypes.data, step.token_ids.ctypes.data, step.lookback.ctypes.data,
+                          self.behind.ctypes.data, self.logits.ctypes.data, 0, -1)
+        arrays = (r.accepted, r.verified, r.count, r.tokens, r.n, self.status, self.wanted, r.drafted, r.drafts,
+                  r.confidence, self.values, self.ids, self.ranks)
+        self.outcome = _Outcome(*(a.ctypes.data for a in arrays), MOST_LOGPROBS, 0)
+
+    def reported(self, first: int, count: int, top: int) -> Logprobs:
+        """Of ``count`` wanted rows from ``first`` on."""
+        at = np.s_[first : first + count, : 1 + top]
+        return Logprobs(self.ids[at].copy(), self.values[at].copy(), self.ranks[at].copy())
+
+
+class NativeExecutor:
+    """``lag``: steps that may be in flight besides the one waited for; with any, a thread of its own runs them."""
+
+    def __init__(self, plan: EnginePlan, engine: NativeEngine, *, lag: int = 0) -> None:
+        self.plan, self.engine = plan, engine
+        self._sampling: dict[int, NativeSampling] = {}
+        self._known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._host = np.zeros(engine.slots, bool)
+        self._slates: dict[int, _Slate] = {}
+        self._waiting: deque[tuple[int, Future[StepResult]]] = deque()
+        self._tickets = 0
+        self._worker = ThreadPoolExecutor(1, "steps") if lag else None
+
+    # ---- Executor -------------------------------------------------------------------------------------------------
+    def begin(self, slot: int, start: SequenceStart) -> None:
+        how = NativeSampling(start, self.plan.vocab_size)
+        prompt = np.ascontiguousarray(start.prompt, np.int64)
+        output = np.array(start.output, np.int64)
+        self.engine.begin(slot, how.record, prompt, output)
+        self._sampling[slot], self._known[slot] = how, (prompt, output)
+        self._host[slot] = start.mode == HOST
+
+    def submit(self, step: StepPlan) -> int:
+        slate = self._slates.get(id(step))
+        if slate is None:
+            slate = self._slates[id(step)] = _Slate(self.plan, step)
+        self._tickets += 1
+        found: Future[StepResult]
+        if self._worker is not None:
+            found = self._worker.submit(self._run, step, slate)
+        else:
+            found = Future()
+            try:
+                found.set_result(self._run(step, slate))
+            except Exception as error:
+                found.set_exception(error)
+        self._waiting.append((self._tickets, found))
+        return self._tickets
+
+    def wait(self, ticket: int) -> StepResult:
+        first, found = self._waiting.popleft()
+        if first != ticket:
+            raise InternalError(f"step {ticket} is waited for before step {first}")
+        return found.result()
+
+    def state(self, name: str, unit: int) -> NDArray[np.uint8]:
+        return self.engine.state(name, unit)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown()
+        self.engine.close()
+
+    # ---- one step ---------------------------------------------------------------------------------------------------
+    def _run(self, step: StepPlan, slate: _Slate) -> StepResult:
+        began = time.perf_counter()
+        rows, out = step.sequences, slate.result
+        out.clear()
+        asked = np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) | (rows["prompt_logprobs"] != NO_LOGPROBS)
+                               | self._host[rows["slot"]])
+        if len(asked):
+            self._ask(asked, rows, slate)
+        slate.work.count, slate.work.budget = step.count, step.budget
+        self.engine.loop_step(slate.work, slate.outcome)
+        status = slate.status[: step.count]
+        out.finite[: step.count] = status != _NOT_FINITE
+        for i in np.flatnonzero(status).tolist():
+            if status[i] != _NOT_FINITE:
+                out.errors[i] = str(nothing_left(int(out.n[i])))
+        if len(asked):
+            self._answer(asked, rows, slate, step)
+        out.seconds = time.perf_counter() - began
+        return out
+
+    def _ask(self, asked: NDArray[np.intp], rows: NDArray[np.void], slate: _Slate) -> None:
+        """What rows need that report more than tokens: the id behind the last row, room for a copy of logits."""
+        slate.copies.clear()
+        for i in asked.tolist():
+            row = rows[i]
+            if row["kind"] != DECODE:
+                slate.behind[i] = self._known_id(int(row["slot"]), int(row["c"]) + int(row["rows"]))
+            if self._host[row["slot"]] or max(row["logprobs"], row["prompt_logprobs"]) > MOST_LOGPROBS:
+                wanted = int(row["rows"] if row["kind"] == DECODE else row["wanted"])
+                copy = slate.copies[i] = np.empty((wanted, self.plan.vocab_size), np.float32)
+                slate.logits[i] = copy.ctypes.data
+
+    def _answer(self, asked: NDArray[np.intp], rows: NDArray[np.void], slate: _Slate, step: StepPlan) -> None:
+        out = slate.result
+        for i in asked.tolist():
+            slate.logits[i] = 0
+            row, count = rows[i], int(out.count[i])
+            if not out.finite[i]:
+                continue
+            if self._host[row["slot"]] and row["draws"]:
+                last = int(out.verified[i]) if row["kind"] == DECODE else -1
+                out.logits[i] = slate.copies[i][last]
+            first = 0 if row["kind"] == DECODE else int(row["wanted"]) - 1  # of the rows that choose
+            if row["logprobs"] != NO_LOGPROBS and count:
+                out.logprobs[i] = self._logprobs(i, first, out.tokens[i, :count], int(row["logprobs"]), slate)
+            if row["prompt_logprobs"] != NO_LOGPROBS and row["wanted"] and row["kind"] != DECODE:
+                behind = self._behind(row, step, int(slate.behind[i]))
+                out.prompt_logprobs[i] = self._logprobs(i, 0, behind, int(row["prompt_logprobs"]), slate)
+
+    def _logprobs(self, i: int, first: int, tokens: NDArray[np.int64], top: int, slate: _Slate) -> Logprobs:
+        """Of ``tokens`` from the wanted rows of sequence i from its row ``first`` on."""
+        if top <= MOST_LOGPROBS:
+            return slate.reported(int(slate.wanted[i]) + first, len(tokens), min(top, self.plan.vocab_size))
+        top = min(top, self.plan.vocab_size)
+        out = Logprobs(np.zeros((len(tokens), 1 + top), np.int64), np.zeros((len(tokens), 1 + top)),
+                       np.zeros((len(tokens), 1 + top), np.int32))
+        for k, token in enumerate(tokens.tolist()):
+            found = top_logprobs(slate.copies[i][first + k], token, top)
+            best = list(found.items())[-top:]
+            for at, (t, x) in enumerate([(token, found[token]), *best]):
+                out.ids[k, at], out.values[k, at], out.ranks[k, at] = t, x.logprob, x.rank
+        return out
+
+    def _behind(self, row: np.void, step: StepPlan, last: int) -> NDArray[np.int64]:
+        """Ids behind the wanted rows of a prefill, as far as they are known."""
+        stop = int(row["first"]) + int(row["rows"])
+        ids = step.token_ids[stop - int(row["wanted"]) + 1 : stop]
+        return np.append(ids, last) if last != NO_TOKEN else ids
+
+    def _known_id(self, slot: int, position: int) -> int:
+        prompt, output = self._known[slot]
+        if position < len(prompt):
+            return int(prompt[position])
+        at = position - len(prompt)
+        return int(output[at]) if at < len(output) else NO_TOKEN
