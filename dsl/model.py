@@ -50,6 +50,8 @@ class EngineOptions:
         for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, key) < 1:
                 raise SpecError(f"option {key} must be at least 1", found=getattr(self, key))
+        if self.host_lag not in (0, 1):
+            raise SpecError("option host_lag has a bad value", found=self.host_lag, allowed="0, 1")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

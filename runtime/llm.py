@@ -26,6 +26,7 @@ from deepinfer.runtime.progress import GenerationProgress
 from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
+from deepinfer.runtime.speculation.interface import FixedDrafts
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
 
 Prompt = str | Sequence[int]
@@ -52,6 +53,13 @@ class LLM:
             it only where bounded replay is asked for (``SamplingParams.replay`` as a number); see docs/runtime.md.
         prefix_snapshots: window snapshots that are kept at most, so that a hit runs no row again; None: four for each
             sequence, but no more than a tenth of the free memory.
+        loop: ``overlapped``: the next step is planned while one runs, for which the engine has to be compiled with
+            ``--host-lag 1``; ``plain``: it is planned afterwards. Answers are the same. None: overlapped where the
+            engine can.
+        num_speculative_tokens: drafts that are verified in a step at most; None: all that the engine drafts, 0: none.
+            Seeded and greedy answers do not depend on it.
+        decode_stretch: a step that reads prompts lasts at most so many times as long as one that only decodes, while
+            anybody decodes; None: steps are filled with prompt rows.
         progress: show what takes long while loading.
 
     Raises:
@@ -62,11 +70,16 @@ class LLM:
     def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
-                 prefix_cache: bool = True, prefix_snapshots: int | None = None, progress: bool = True) -> None:
+                 prefix_cache: bool = True, prefix_snapshots: int | None = None, loop: str | None = None,
+                 num_speculative_tokens: int | None = None, decode_stretch: float | None = 2.0,
+                 progress: bool = True) -> None:
         _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
-                         spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots)
+                         spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots,
+                         num_speculative_tokens=num_speculative_tokens)
         package = _package(engine)
         self.plan: EnginePlan = package.plan
+        lag, drafts = _lag(self.plan, loop), _drafts(self.plan, num_speculative_tokens)
+        _check_stretch(decode_stretch)
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
         name, slots = checkpoint or os.environ.get(LOCAL_VARIABLE) or None, _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
@@ -77,7 +90,8 @@ class LLM:
             if prefix_cache and self.plan.paged:
                 prefix = MemoryCache(self.plan, snapshots=_snapshots(self.plan, slots, prefix_snapshots))
             self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
-                                   spill_bytes=spill_bytes, prefix=prefix)
+                                   spill_bytes=spill_bytes, prefix=prefix, lag=lag, policy=FixedDrafts(drafts),
+                                   stretch=decode_stretch)
         except BaseException:
             running.close()
             raise
@@ -234,6 +248,32 @@ def _check_arguments(checkpoint: Any, **numbers: Any) -> None:
     if numbers["spill_bytes"] is None or numbers["spill_bytes"] < 0:
         raise PlanError("memory cannot be less than nothing", where="spill_bytes", found=numbers["spill_bytes"],
                         allowed=">= 0", next_step="0 spills nothing")
+
+
+def _lag(plan: EnginePlan, loop: str | None) -> int:
+    """Steps that the loop plans ahead."""
+    if loop not in (None, "plain", "overlapped"):
+        raise RequestError("unknown loop", where="loop", found=repr(loop), allowed="plain, overlapped")
+    if loop == "overlapped" and not plan.host_lag:
+        raise PlanError("the engine's rings have no room for a step that is planned before the one before it has ended",
+                        where="loop", found=loop, allowed="plain", next_step="compile with --host-lag 1")
+    return int(loop != "plain" and plan.host_lag > 0)
+
+
+def _drafts(plan: EnginePlan, asked: int | None) -> int:
+    """Drafts that are verified in a step at most."""
+    most = plan.draft_tokens if "draft" in plan.entries else 0
+    if asked is not None and not 0 <= asked <= most:
+        raise PlanError("the engine drafts fewer tokens at a time" if most else "the engine has no draft head",
+                        where="num_speculative_tokens", found=asked, allowed=f"0..{most}",
+                        next_step="leave it out for as many as there are")
+    return most if asked is None else asked
+
+
+def _check_stretch(value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 1):
+        raise PlanError("a step with prompt rows lasts longer than one without", where="decode_stretch",
+                        found=repr(value), allowed="> 1, or None for no bound")
 
 
 def _slots(plan: EnginePlan, asked: int | None) -> int:

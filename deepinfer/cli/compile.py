@@ -57,6 +57,12 @@ def _engine_option(name: str, metavar: str | None, text: str) -> Callable[[Any],
     "can ask any engine for off or exact.",
 )
 @_engine_option(
+    "host_lag",
+    "0|1",
+    "Steps that the host may plan ahead of the engine: 1 gives the rings room for the overlapped loop, in "
+    "which the engine never waits for the host.",
+)
+@_engine_option(
     "profile",
     None,
     "bf16 rounds where the model's reference rounds; wide computes in f32 throughout, for tests.",

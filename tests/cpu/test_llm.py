@@ -165,6 +165,29 @@ def test_the_end_token_is_read_from_the_checkpoint(llm: LLM) -> None:
     assert llm.core.ends == {1}
 
 
+@pytest.mark.parametrize("options", [{"loop": "plain"}, {"loop": "overlapped"}, {}, {"num_speculative_tokens": 1}])
+def test_the_loop_and_the_drafts_that_are_asked_for_run_and_change_no_answer(options: dict[str, Any]) -> None:
+    plan = witness_plan(window=8, block=16, drafts=3, lag=1, vocab=336, seqs=4, step=32, wanted=16, max_len=120)
+    with LLM(WitnessPackage(plan), CASE, seed=1, **options) as llm:
+        assert llm.core.loop.lag == (options.get("loop") != "plain")
+        assert [o.token_ids for o in llm.generate([[1, 2], [3] * 40], GREEDY, progress=False)] == [
+            greedy([1, 2], 12), greedy([3] * 40, 12)]
+        proposed = set(llm.metrics.proposed_at.values)
+        used = options.get("num_speculative_tokens", 3)
+        assert {k for k in proposed if llm.metrics.proposed_at.values[k]} == {str(i) for i in range(used)}
+
+
+def test_an_answer_tells_how_it_came_about(llm: LLM) -> None:
+    prompts, p = [[5] * 70], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, replay=8)
+    first, second = (llm.generate(prompts, p, progress=False)[0] for _ in range(2))
+    assert [(r.axis, r.start) for r in first.debug[0].replay_log] == [("T_kept", 62)]
+    assert (first.debug[0].cached_tokens, first.num_cached_tokens, first.debug[0].replayed_rows) == (0, 0, 0)
+    assert second.num_cached_tokens == second.debug[0].cached_tokens == 64
+    assert second.replay_log == second.debug[0].replay_log
+    assert sum(second.debug[0].drafts_proposed) > 0 and second.debug[0].preemptions == 0
+    assert llm.metrics.prefix_queries.value == 140 and llm.metrics.prefix_hits.value == 64
+
+
 def test_an_answer_ends_where_the_engine_does(llm: LLM) -> None:
     out = llm.generate([[3] * 115], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), progress=False)[0]
     assert len(out.token_ids) == 5 and out.outputs[0].finish_reason == "length"
@@ -200,6 +223,11 @@ def test_an_engine_for_another_target_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"max_num_seqs": 5}, "max_num_seqs: the engine was compiled for another number of sequences; found 5; allowed 1"),
+    ({"loop": "overlapped"}, "loop: the engine's rings have no room for a step that is planned before the one before it "
+                             "has ended; found overlapped; allowed plain; compile with --host-lag 1"),
+    ({"num_speculative_tokens": 4}, "num_speculative_tokens: the engine drafts fewer tokens at a time; found 4; "
+                                    "allowed 0..3"),
+    ({"decode_stretch": 1}, "decode_stretch: a step with prompt rows lasts longer than one without; found 1; allowed"),
     ({"num_blocks": 7}, "num_blocks: one sequence of full length does not fit; found 7; allowed >= 8"),
 ])
 def test_sizes_beyond_the_plan_are_refused(options: dict[str, int], sentence: str) -> None:
