@@ -13,10 +13,14 @@ if getattr(deepinfer, "DISTRIBUTION", None) != "deepinfer-aot":
     )
 
 from deepinfer.cli import bench as _bench
+from deepinfer.cli import cache as _cache
 from deepinfer.cli import chat as _chat
 from deepinfer.cli import compile as _compile
 from deepinfer.cli import doctor as _doctor
+from deepinfer.cli import drift as _drift
+from deepinfer.cli import explain as _explain
 from deepinfer.cli import info as _info
+from deepinfer.cli import profile as _profile
 from deepinfer.cli import serve as _serve
 from deepinfer.cli.failure import Group
 
@@ -46,7 +50,11 @@ def main(context: click.Context) -> None:
 
 main.add_command(_compile.main, "compile")
 main.add_command(_info.main, "info")
+main.add_command(_explain.main, "explain")
+main.add_command(_profile.main, "profile")
 main.add_command(_serve.main, "serve")
 main.add_command(_chat.main, "chat")
 main.add_command(_bench.main, "bench")
+main.add_command(_cache.main, "cache")
 main.add_command(_doctor.main, "doctor")
+main.add_command(_drift.main, "drift")
