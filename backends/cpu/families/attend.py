@@ -14,9 +14,9 @@ from deepinfer.backends.cpu.tile.program import analyse
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
 from deepinfer.errors import InternalError
 
-HEADS = 32  # heads of one item: they share the decoded keys
+HEADS = 16  # most heads of one item: they share the decoded keys
 KEYS = 32  # DI_KEYS
-LANES = 16
+LANES = 32  # words of a vector
 
 
 def padded(n: int, to: int = LANES) -> int:
@@ -107,6 +107,13 @@ class _Sources:
                 "split": values >= 0, "bound": 0}
 
 
+def _holds_words(spec: KernelSpec, operands: Operands) -> bool:
+    """Whether queries, keys, values and probabilities are all held in bf16."""
+    handles = {h for _, _, keys, values, _ in spec.get("sources") for h in (keys, values) if h >= 0}
+    places = (*handles, spec.get("q"))
+    return spec.get("rounds") == "bf16" and all(c_type(operands[i].type) == "uint16_t" for i in places)
+
+
 def emit(spec: KernelSpec) -> Source:
     operands, statics = Operands(spec), list[str]()
     program = spec.slot("epilogue")
@@ -114,7 +121,8 @@ def emit(spec: KernelSpec) -> Source:
         raise InternalError(f"{spec.title}: an attend has an epilogue")
     heads, kv_heads, d, vd = (spec.get(x) for x in ("heads", "kv_heads", "head_dim", "value_dim"))
     share = heads // kv_heads
-    group = next(g for g in range(min(share, HEADS), 0, -1) if share % g == 0)
+    most = min(share // 2, HEADS) if share >= HEADS else share  # a single row should keep more than one thread busy
+    group = next(g for g in range(most, 0, -1) if share % g == 0)
     printer = _Sources(spec, operands)
     sources = [printer.text(n, s) for n, s in enumerate(spec.get("sources"))]
     analysis = analyse(program, spec.operands, keeps=False)
@@ -122,11 +130,14 @@ def emit(spec: KernelSpec) -> Source:
     stores = tuple(i for i, o in enumerate(analysis.ops) if o.op == "store")
     lines = epilogue.lines(Component((0,), stores), (heads,), "head")
     dp, vp = padded(d), padded(vd)
+    words = _holds_words(spec, operands)
     at = 4 * (group * dp + KEYS * max(dp, vp) + group * KEYS + group * vp)
     for s, source in zip(sources, spec.get("sources"), strict=True):
-        s["kept"], s["list"] = 0, 0
+        s["kept"], s["rows"], s["list"] = 0, 0, 0
         if s["bound"]:
             s["kept"], at = at, at + 4 * group * padded(s["bound"], KEYS)
+            if words and not s["split"]:
+                s["rows"], at = padded(at, 64), padded(at, 64) + 2 * max(dp, vp) * padded(s["bound"], KEYS)
         if source[0] == "selected":
             s["list"], at = at, at + padded(4 * s["bound"], 64)
     q = spec.operands[spec.get("q")]
@@ -140,4 +151,5 @@ def emit(spec: KernelSpec) -> Source:
                   call_lines=operands.call_lines(), row_lines=operands.row_lines(), sources=sources, lines=lines,
                   heads=heads, group=group, share=share, d=d, dp=dp, vd=vd, vp=vp, sink=sink, q=base,
                   q_kind=c_type(q.type), q_at=row_of(spec.rows, q.rows), scale=spec.get("scale"),
-                  round="true" if spec.get("rounds") else "false")
+                  round="true" if spec.get("rounds") else "false",
+                  attention="DiAttentionBf16" if words else "DiAttention")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deepinfer.backends.base import Source
 from deepinfer.backends.cpu.operands import Operands, row_of
@@ -22,6 +23,8 @@ from deepinfer.errors import InternalError
 MICRO_ROWS = 64  # DI_GEMM_ROWS: rows that share a decoded piece of the weights
 COLUMNS = 64
 ITEMS_WANTED = 16  # column tiles of a kernel, as far as there are columns: work for the threads of a step of one row
+TOGETHER = 128  # columns of tiles that are taken together: they share packed rows
+FEW_ROWS = 8  # DI_FEW
 
 
 def weight_type(op: Operand, k: int) -> str:
@@ -37,6 +40,27 @@ def weight_type(op: Operand, k: int) -> str:
     if t.name not in names:
         raise InternalError(f"the CPU has no contraction with weights of {t}")
     return f"{names[t.name]}<{k}, {t.block[0]}, {t.block[1]}>"
+
+
+class Rows:
+    """Scratch of the forms of a kernel's rows that its weights may ask for: the initialiser of a DiRows.
+
+    ``weights``: types of the weights; ``micro``: rows; ``k``: features; ``at``: first free byte of the scratch.
+    """
+
+    def __init__(self, x: Operand, weights: Sequence[Operand], micro: int, k: int, at: int) -> None:
+        words = c_type(x.type) == "uint16_t" and k % 64 == 0
+        names = {w.type.name for w in weights if words and w.role != "const"}
+        padded = -(-k // 128) * 128 * 2
+        self.at = -(-at // 64) * 64
+        natural = self._room(micro * padded if names & {"bf16", "mxfp8"} else 0)
+        planes = self._room(micro * padded if "mxfp4" in names else 0)
+        some = self._room(FEW_ROWS * padded if "mxfp8" in names else 0)
+        self.text = f"{{nullptr, 0, {{{natural}, {planes}}}, {some}, {{false, false}}, nullptr}}"
+
+    def _room(self, nbytes: int) -> str:
+        at, self.at = self.at, self.at + nbytes
+        return f"(uint16_t*)(args->scratch + {at})" if nbytes else "nullptr"
 
 
 @dataclass(frozen=True)
@@ -134,6 +158,14 @@ def _grouped(space: Space, dims: Sequence[int]) -> list[Ix]:
     return [Ix.var("group"), Ix.var("(n - group_start)")]
 
 
+def follow(anchor: dict[str, Any], weight: Operand, operands: Operands, i: int, k: int) -> None:
+    """Tells an anchor which weight is read after it, so that it is fetched ahead."""
+    if weight.role == "const":
+        anchor["next"] = ""
+        return
+    anchor["next"], anchor["next_bytes"] = operands.param(i), weight.type.data_bytes(k)
+
+
 def emit(spec: KernelSpec) -> Source:
     operands, statics = Operands(spec), list[str]()
     program = spec.slot("epilogue")
@@ -154,15 +186,22 @@ def emit(spec: KernelSpec) -> Source:
         n = math.prod(results[0][len(lead):])
         tile = column_tile(n, n // groups)
         lines = epilogue.lines(c, lead, "lead", groups)
-        tiles.append({"first": item, "columns": tile, "n": n, "group_columns": n // groups, "lines": lines, "anchors": [
-            {"i": i, "type": weight_type(spec.operands[weights[i][0]], k),
-             "param": _weight(operands, weights[i][0], statics)} for i in c.anchors]})
-        item += -(-n // tile)
-        width = max(width, tile * len(c.anchors))
+        together = max(1, TOGETHER // tile)
+        stop = item + -(-n // tile)
+        anchors = [{"i": i, "type": weight_type(spec.operands[weights[i][0]], k),
+                    "param": _weight(operands, weights[i][0], statics)} for i in c.anchors]
+        for a, i in zip(anchors, [*c.anchors[1:], c.anchors[0]], strict=True):
+            follow(a, spec.operands[weights[i][0]], operands, weights[i][0], k)
+            a["next_column"] = "n1" if i == c.anchors[0] else "n0"
+        tiles.append({"first": item, "stop": stop, "columns": tile, "together": together, "n": n,
+                      "group_columns": n // groups, "lines": lines, "anchors": anchors})
+        item = stop
+        width = max(width, tile * together * len(c.anchors))
+    packed = Rows(x, [spec.operands[i] for i, _ in weights], micro, k, micro * width * 4)
     source_rows = operands.base(spec.get("x"))
     parts = {"k": k, "x": source_rows, "x_kind": c_type(x.type), "x_row": operands.elements(spec.get("x")),
-             "groups": groups, "lead": math.prod(lead), "micro": micro, "tiles": tiles}
-    return render(spec, rows_per_item=rows, items_per_tile=item, scratch_bytes=micro * width * 4, statics=statics,
+             "groups": groups, "lead": math.prod(lead), "micro": micro, "tiles": tiles, "rows": packed.text}
+    return render(spec, rows_per_item=rows, items_per_tile=item, scratch_bytes=packed.at, statics=statics,
                   call_lines=operands.call_lines(), row_lines=operands.row_lines(),
                   x_at=row_of(spec.rows, x.rows), **parts)
 

@@ -97,7 +97,7 @@ struct DiAttention {
 
     // First pass over `count` keys. `kept`: room for the scores, or null to compute them again in the second pass.
     template <class Keys>
-    void look(int64_t count, const Keys& key, float* kept) {
+    void look(int64_t count, const Keys& key, float* kept, void*) {
         for (int64_t j = 0; j < count; j += DI_KEYS) {
             const int n = (int)di_min64(count - j, DI_KEYS);
             float* const s = kept ? kept + j * HEADS : dots;
@@ -110,7 +110,7 @@ struct DiAttention {
 
     // Second pass; SAME: the keys are the values.
     template <bool SAME, class Keys, class Values>
-    void add(int64_t count, const Keys& key, const Values& value, const float* kept) {
+    void add(int64_t count, const Keys& key, const Values& value, const float* kept, const void*) {
         for (int64_t j = 0; j < count; j += DI_KEYS) {
             const int n = (int)di_min64(count - j, DI_KEYS);
             if (!kept) block(key, j, n, dots);

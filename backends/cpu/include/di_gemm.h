@@ -137,20 +137,40 @@ static void di_gemm_columns(const W& w, int64_t n0, int n, const X* const* x, in
     for (; j < n; ++j) di_gemm_decoded<K, 1>(w, n0 + j, x, m, out + j, ld);
 }
 
+// ---- rows of a contraction ------------------------------------------------------------------------------------------------
+// m rows of K features. `room`: for the packed forms of them that an instruction set may want, by order inside a chunk;
+// `some_room`: for a few rows with scales. Null where no weight asks for it.
+template <int K, class X>
+struct DiRows {
+    enum { PADDED = (K + 127) / 128 * 128 };
+    const X* const* x;
+    int m;
+    uint16_t* room[2];
+    uint16_t* some_room;
+    bool ready[2];
+    const void* next;  // weights that are read after the coming ones, or null
+
+    // Other rows, or the same pointers with other contents.
+    void take(const X* const* rows, int count) {
+        x = rows;
+        m = count;
+        ready[0] = ready[1] = false;
+    }
+};
+
 }  // namespace DI_ISA
 
 #include "di_gemm_bf16.h"
 
 namespace DI_ISA {
 
-// m rows at x[0 .. m - 1] times columns n0 .. n0 + n - 1, into out[i * ld + j].
+// All rows times columns n0 .. n0 + n - 1, into out[i * ld + j].
 template <int K, class W, class X>
-static void di_gemm(const W& w, int64_t n0, int n, const X* const* x, int m, float* out, int ld) {
-    for (int i = 0; i < m; i += DI_GEMM_ROWS) {
-        const int rows = m - i < DI_GEMM_ROWS ? m - i : DI_GEMM_ROWS;
-        if (!di_gemm_dot<K>(w, n0, n, x + i, rows, out + i * ld, ld)) {
-            di_gemm_columns<K>(w, n0, n, x + i, rows, out + i * ld, ld);
-        }
+static void di_gemm(const W& w, int64_t n0, int n, DiRows<K, X>& rows, float* out, int ld) {
+    if (di_gemm_dot(w, n0, n, rows, out, ld)) return;
+    for (int i = 0; i < rows.m; i += DI_GEMM_ROWS) {
+        const int m = rows.m - i < DI_GEMM_ROWS ? rows.m - i : DI_GEMM_ROWS;
+        di_gemm_columns<K>(w, n0, n, rows.x + i, m, out + i * ld, ld);
     }
 }
 
