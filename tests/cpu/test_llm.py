@@ -223,8 +223,8 @@ def test_an_engine_for_another_target_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"max_num_seqs": 5}, "max_num_seqs: the engine was compiled for another number of sequences; found 5; allowed 1"),
-    ({"loop": "overlapped"}, "loop: the engine's rings have no room for a step that is planned before the one before it "
-                             "has ended; found overlapped; allowed plain; compile with --host-lag 1"),
+    ({"loop": "overlapped"}, "loop: the engine's rings have no room for a step that is planned before the one before "
+                             "it has ended; found overlapped; allowed plain; compile with --host-lag 1"),
     ({"num_speculative_tokens": 4}, "num_speculative_tokens: the engine drafts fewer tokens at a time; found 4; "
                                     "allowed 0..3"),
     ({"decode_stretch": 1}, "decode_stretch: a step with prompt rows lasts longer than one without; found 1; allowed"),

@@ -1,0 +1,66 @@
+"""Both loops and every number of drafts on a compiled engine with a draft head: the same tokens, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled import checkpoint_of, engine_of
+
+from deepinfer.runtime.llm import LLM
+from deepinfer.runtime.sampling_params import SamplingParams
+
+CASE = "v41_a_f32"
+VOCABULARY = 336
+
+
+@contextmanager
+def start(**options: Any) -> Iterator[LLM]:
+    engine = engine_of(CASE, profile="wide", max_num_seqs=6, max_num_batched_tokens=64, max_model_len=640, host_lag=1)
+    with LLM(engine, checkpoint_of(CASE), threads=1, progress=False, decode_stretch=None, **options) as llm:
+        yield llm
+
+
+def prompts() -> list[list[int]]:
+    return [np.random.default_rng(i).integers(3, VOCABULARY - 2, length).tolist()
+            for i, length in enumerate((1, 2, 33, 150, 7, 64, 129, 257))]
+
+
+def params(i: int) -> SamplingParams:
+    return SamplingParams(temperature=(0, 0.7, 1)[i % 3], seed=i, n=1 + (i % 3 > 0), max_tokens=14, ignore_eos=True,
+                          logprobs=0, replay=("off", 32, "exact")[i % 3], repetition_penalty=(1.0, 1.2)[i % 2])
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    with start(loop="plain", num_speculative_tokens=0, prefix_cache=False) as llm:
+        return [told(llm, [p], [params(i)])[0] for i, p in enumerate(prompts())]
+
+
+def told(llm: LLM, some: list[list[int]], each: list[SamplingParams]) -> list[Any]:
+    """Ids and log-probabilities, every bit of them."""
+    return [[(o.token_ids, [x[t].logprob for x, t in zip(o.logprobs or (), o.token_ids, strict=True)])
+             for o in out.outputs] for out in llm.generate(some, each, progress=False)]
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3, None])
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_loops_and_drafts_change_no_bit(expected: list[Any], loop: str, drafts: int | None) -> None:
+    with start(loop=loop, num_speculative_tokens=drafts, prefix_cache=False) as llm:
+        assert told(llm, prompts(), [params(i) for i in range(8)]) == expected
+        assert bool(llm.metrics.draft_tokens.value) == (drafts != 0)
+
+
+@pytest.mark.parametrize("spill", [0, 1 << 30])
+def test_preemption_in_the_overlapped_loop_changes_no_bit(spill: int) -> None:
+    some = [np.random.default_rng(9).integers(3, VOCABULARY - 2, 121 + i).tolist() for i in range(6)]
+    each = [params(3 * i + 1) for i in range(6)]
+    found = []
+    for options in ({"loop": "plain", "num_speculative_tokens": 0}, {"loop": "overlapped", "num_blocks": 7}):
+        with start(prefix_cache=False, spill_bytes=spill, **options) as llm:
+            found.append(told(llm, some, each))
+            preempted = llm.metrics.preemptions.value
+    assert found[0] == found[1] and preempted > 0
