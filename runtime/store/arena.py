@@ -41,7 +41,7 @@ class Arena:
                             next_step="give the machine more shared memory, or the store a smaller arena") from None
         self._views = memoryview(self.memory)
         self._free = list(range(self.count - 1, -1, -1))
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def _shared(self) -> mmap.mmap:
         fd = os.open(SHARED / self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -61,21 +61,13 @@ class Arena:
         return self._views[slot * self.stride : (slot + 1) * self.stride]
 
     def take(self, most: int = 1) -> list[int]:
-        """1 to ``most`` slots, after waiting until one is free."""
-        with self._changed:
-            while not self._free:
-                self._changed.wait()
-            return [self._free.pop() for _ in range(min(most, len(self._free)))]
-
-    def take_now(self, most: int = 1) -> list[int]:
-        """0 to ``most`` slots, without waiting."""
-        with self._changed:
+        """0 to ``most`` slots: what is free."""
+        with self._lock:
             return [self._free.pop() for _ in range(min(most, len(self._free)))]
 
     def give_back(self, slots: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             self._free += slots
-            self._changed.notify_all()
 
     @property
     def free(self) -> int:

@@ -53,6 +53,10 @@ class Compaction:
         self._planned = -_PLAN_SECONDS
         self._record = memoryview(mmap.mmap(-1, catalog.layout.stride))
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._moves)
+
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
         """(records, records that were used late in their life) that the index knows, by segment number."""
         live: dict[int, int] = {}

@@ -97,6 +97,11 @@ class Superblock:
     def size(self) -> int:
         return segment_size(self.layout.stride, self.capacity)
 
+    @property
+    def segment_bytes(self) -> int:
+        """Least setting of a segment's size that gives this capacity."""
+        return aligned(self.capacity * (self.layout.stride + LOG_ENTRY_BYTES)) + 3 * PAGE
+
     def pack(self) -> bytes:
         """The page: two equal copies, each with its sum."""
         at, table = self.layout.offsets, b""

@@ -23,12 +23,11 @@ class InlineMover:
     """Everything in the caller's thread: for commands and for tests that enumerate crashes."""
 
     name = INLINE
-    run_length = 2
 
     def __init__(self, arena: Arena, reader: Reader) -> None:
         self._reader = reader
+        self.run_length = max(1, min(2, arena.count // 2))
         self._views = [arena.view(slot) for slot in arena.take(self.run_length)]
-        self.run_length = len(self._views)
 
     def submit(self, runs: Sequence[Run]) -> None:
         for run in runs:

@@ -97,7 +97,7 @@ class UringMover:
 
     def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader) -> None:
         self._reader, self._arena = reader, arena
-        self._slots = arena.take_now(min(_DEPTH, max(1, arena.count // 2)))
+        self._slots = arena.take(min(_DEPTH, max(1, arena.count // 2)))
         self._ring = Ring(_DEPTH)
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="store-ring")

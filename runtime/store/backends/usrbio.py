@@ -56,7 +56,7 @@ class UsrbioMover:
         self._writes = self._io.make_ioring(mount, _DEPTH, False, 0, None, None, arena.numa, HOLES_ARE_ERRORS)
         self._writing = threading.Lock()
         self._registered: set[int] = set()
-        self._slots = arena.take_now(min(_DEPTH, max(1, arena.count // 2)))
+        self._slots = arena.take(min(_DEPTH, max(1, arena.count // 2)))
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="store-usrbio")
         self._thread.start()

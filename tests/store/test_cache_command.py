@@ -1,0 +1,93 @@
+"""`deepinfer cache`: what it shows is what is there, and what it takes away is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from store.witness_store import LAYOUT, Chain, Clocks, open_store
+
+from deepinfer.cli import main
+from deepinfer.runtime.store import Status
+from deepinfer.runtime.store.lease import Writer
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["cache", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = open_store(tmp_path, clocks=Clocks(4_000_000_000.0))
+    Chain(1, 6).publish(store)
+    Chain(2, 3).publish(store, cls="agent")
+    store.close()
+    return tmp_path / "store"
+
+
+def test_ls_and_stat_count_segments_and_records(folder: Path) -> None:
+    rows = json.loads(run("ls", folder, "--json").output)
+    assert [(r["class"], r["records"], r["state"]) for r in rows] == [("agent", 3, "seg"), ("chat", 4, "seg"),
+                                                                      ("chat", 2, "seg")]
+    assert {r["namespace"] for r in rows} == {LAYOUT.namespace.hex()} and rows[0]["expires"].startswith("2096-10-05")
+    assert len(run("ls", folder, "--class", "agent").output.splitlines()) == 2
+    (agent, chat) = json.loads(run("stat", folder, "--json").output)["parts"]
+    assert (agent["records"], chat["records"], chat["segments"]) == (3, 6, 2)
+    assert "96" in run("stat", folder).output  # tokens of 6 blocks
+
+
+def test_verify_names_the_slots_that_are_damaged(folder: Path) -> None:
+    done = run("verify", folder)
+    assert done.exit_code == 0 and "9 records of 3 segments are whole, 0 are damaged" in done.output
+    path = sorted(folder.rglob("chat/*.seg"))[0]
+    with path.open("r+b") as file:
+        file.seek(4096 + 2 * LAYOUT.stride + 500)
+        file.write(b"rot")
+    done = run("verify", folder)
+    assert done.exit_code == 5 and f"{path}: damaged records in slots 2" in done.output
+    assert "8 records of 3 segments are whole, 1 are damaged" in done.output
+
+
+def test_purge_takes_away_what_was_named(folder: Path, tmp_path: Path) -> None:
+    assert run("purge", folder).exit_code == 2
+    assert "removed 1 segments with 3 records" in run("purge", folder, "--class", "agent").output
+    assert "removed 0 segments" in run("purge", folder, "--expired").output
+    store = open_store(tmp_path, clocks=Clocks(4_000_000_000.0))
+    assert store.lookup(Chain(1, 6).keys) == 6 and store.lookup(Chain(2, 3).keys) == 0
+    assert "removed 2 segments with 6 records" in run("purge", folder, "--all").output
+    store.upkeep.see()
+    assert Chain(1, 6).fetch(store) == [Status.MISS] * 6
+    store.close()
+    assert not list(folder.rglob("*.log"))
+
+
+def test_purge_of_a_tenant_forgets_its_salt(folder: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    salt = store.tenant_salt("acme")
+    done = run("purge", folder, "--tenant", "acme")
+    assert done.exit_code == 0 and "forgot the salt of acme" in done.output
+    assert open_store(tmp_path / "other", shared=folder, index=tmp_path / "i").tenant_salt("acme") != salt
+    assert run("purge", folder, "--tenant", "nobody").exit_code == 2
+    store.close()
+
+
+def test_gc_adopts_expires_and_keeps_a_quota(folder: Path, tmp_path: Path) -> None:
+    dead = Writer("dddddddddddd", "another host", "boot", 1, 1)
+    store = open_store(tmp_path, writer=dead, clocks=Clocks(1_700_000_000.0), index=tmp_path / "i")
+    Chain(3, 2).publish(store)
+    store.writers.current.clear()  # it dies with an open segment
+    done = run("gc", folder)
+    assert done.exit_code == 0, done.output
+    assert "adopted 1" in done.output
+    assert not list(folder.rglob("*.open"))
+    before = len(list(folder.rglob("*.seg")))
+    done = run("gc", folder, "--quota", "50KiB")
+    assert "removed: quota" in done.output and len(list(folder.rglob("*.seg"))) < before
+
+
+def test_no_store_is_one_sentence(tmp_path: Path) -> None:
+    done = run("ls", tmp_path / "nothing")
+    assert done.exit_code == 5 and done.output.startswith("error: ") and "no store here" in done.output
+    assert len(done.output.splitlines()) == 1
