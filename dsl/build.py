@@ -79,15 +79,16 @@ def _spec_location() -> Loc:
         frame = frame.f_back
     if frame is None:
         return Loc()
-    folder, line = str(Path(frame.f_code.co_filename).parent), frame.f_lineno
-    file, callers = Path(frame.f_code.co_filename).name, list[Loc]()
-    while (frame := frame.f_back) is not None and len(callers) < _MOST_CALLERS:
-        if Path(frame.f_code.co_filename).parent != Path(folder):
-            if frame.f_code.co_filename.startswith(_HERE):
-                continue  # an op of the DSL that calls back into the spec
+    place, callers = Loc(Path(frame.f_code.co_filename).name, frame.f_lineno), list[Loc]()
+    folder, outer = Path(frame.f_code.co_filename).parent, frame.f_back
+    while outer is not None and len(callers) < _MOST_CALLERS:
+        file = outer.f_code.co_filename
+        if Path(file).parent == folder:
+            callers.append(Loc(Path(file).name, outer.f_lineno))
+        elif not file.startswith(_HERE):  # an op of the DSL may call back into the spec
             break
-        callers.append(Loc(Path(frame.f_code.co_filename).name, frame.f_lineno))
-    return Loc(file, line, tuple(callers))
+        outer = outer.f_back
+    return Loc(place.file, place.line, tuple(callers))
 
 
 def current() -> Builder:

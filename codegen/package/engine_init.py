@@ -4,8 +4,8 @@
     llm = my_engine.load("path/to/checkpoint")
     print(llm.generate("Hello")[0].outputs[0].text)
 
-manifest.json says what it was compiled from, src/ holds the kernels as text, explain.json says which kernel computes
-what.
+report.html shows what became of the model; manifest.json says what it was compiled from, src/ holds the kernels as
+text, explain.json says which kernel computes what.
 """
 
 from __future__ import annotations

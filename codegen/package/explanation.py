@@ -5,9 +5,9 @@
      "entries": {"step": {"launches": [...], "buffers": [...], "loops": [...], "arena": bytes, "limits": {...}}}}
 
 A launch is ``{"commit": state, "scope"}`` or has ``kernel`` (its number), ``rows`` (axis), ``scope``, ``why``,
-``lines`` (chains of spec lines, the entry function first), ``ops`` (counts), ``reads`` and ``writes`` (buffer numbers),
-``states``, ``params``, ``cost`` (plan/cost.py). A buffer is ``[axis, bytes a row, first
-launch, last launch, offset, rows of a loop's tile]``.
+``lines`` (chains of spec lines, the entry function first; those of anchors before others), ``ops`` (counts),
+``reads`` and ``writes`` (buffer numbers), ``states``, ``params``, ``cost`` (plan/cost.py). A buffer is ``[axis, bytes a
+row, first launch, last launch, offset, rows of a loop's tile]``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from deepinfer.backends.base import Roof
 from deepinfer.codegen.lower import Plan
+from deepinfer.codegen.passes.fuse import ANCHORS
 from deepinfer.codegen.plan.cost import launch_cost
 from deepinfer.codegen.plan.launch import Commit, EntryTable, Launch
 from deepinfer.dsl.graph import Node
@@ -51,9 +52,15 @@ def _launch(plan: Plan, entry: EntryTable, launch: Launch, nodes: Mapping[int, N
     states = [plan.lowered.table.states[a.index].name for o, a in given if o.role == "state"]
     params = [plan.lowered.params[a.index].name for o, a in given if o.role == "param"]
     return {"kernel": launch.kernel, "rows": launch.axis, "scope": launch.scope, "why": launch.why,
-            "lines": sorted({n.loc.chain for n in inside}),
+            "lines": _lines(inside),
             "ops": dict(Counter(n.op for n in inside)),
             "reads": [a.index for o, a in given if o.role == "value" and not o.write],
             "writes": [a.index for o, a in given if o.role == "value" and o.write],
             "states": list(dict.fromkeys(states)), "params": list(dict.fromkeys(params)),
             "cost": launch_cost(launch, entry, plan.lowered).as_dict()}
+
+
+def _lines(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
+    """Chains of spec lines, those of the kernel's anchors first."""
+    anchors = dict.fromkeys(n.loc.chain for n in nodes if n.op in ANCHORS)
+    return [*anchors, *sorted({n.loc.chain for n in nodes} - set(anchors))]

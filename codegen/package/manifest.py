@@ -21,7 +21,9 @@ READS = (1, 1)  # oldest and newest format that this version loads
 _TABLE_HEAD = b"deepinfer-launch "
 _COMMAND = "deepinfer-compile --model CHECKPOINT --out {out}, with the options that it was compiled with"
 _DIGEST, _FILES = "digest", "files"
-_ENTRIES = {NAME, "__init__.py", "__pycache__", "explain.json", "lib", "licenses", "src"}  # of an engine's folder
+EXPLANATION = "explain.json"
+# of an engine's folder
+_ENTRIES = {NAME, "__init__.py", "__pycache__", EXPLANATION, "lib", "licenses", "report.html", "src"}
 
 
 def seal(content: Mapping[str, Any], folder: Path) -> bytes:

@@ -15,8 +15,9 @@ from pathlib import Path
 import deepinfer
 from deepinfer.codegen.cache import Cache, sync
 from deepinfer.codegen.package.contents import EngineContents
-from deepinfer.codegen.package.manifest import NAME, is_replaceable, seal
+from deepinfer.codegen.package.manifest import EXPLANATION, NAME, is_replaceable, seal
 from deepinfer.codegen.package.wheel import write_wheel
+from deepinfer.codegen.report.page import render_report
 from deepinfer.disk import room_in
 from deepinfer.errors import ArtifactError, InternalError, SpecError
 from deepinfer.machine import cxx_compiler
@@ -110,9 +111,12 @@ def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:
         _write(src / name, text)
     for name, text in _licences().items():
         _write(licenses / name, text)
-    _write(folder / "explain.json", json.dumps(contents.explanation(), indent=1, sort_keys=True) + "\n")
+    manifest = json.loads(json.dumps(contents.manifest(compiler_name(cxx_compiler()))))
+    explanation = json.loads(json.dumps(contents.explanation()))
+    _write(folder / EXPLANATION, json.dumps(explanation) + "\n")
+    _write(folder / "report.html", render_report(manifest, explanation))
     _write(folder / "__init__.py", _INIT.read_text(encoding="utf-8"))
-    (folder / NAME).write_bytes(seal(contents.manifest(compiler_name(cxx_compiler())), folder))
+    (folder / NAME).write_bytes(seal(manifest, folder))
 
 
 def _write(file: Path, text: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 from deepinfer.runtime import events
 from deepinfer.runtime.backend import Engine, Outputs
 from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.trace_file import lane_names, write_trace
 
 _LANES = ("loop", "engine", "requests")
 
@@ -27,9 +26,7 @@ class StepTrace:
     def __init__(self, steps: int, file: Path) -> None:
         self._left, self._file = steps, file
         self._zero = time.monotonic()
-        self._events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": name}}
-            for lane, name in enumerate(_LANES)]
+        self._events: list[dict[str, Any]] = lane_names(_LANES)
 
     @property
     def active(self) -> bool:
@@ -64,9 +61,7 @@ class StepTrace:
     def write(self) -> None:
         """Write what there is, whole or not at all."""
         self._left = 0
-        aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}), encoding="utf-8")
-        aside.replace(self._file)
+        write_trace(self._file, self._events)
         events.info("profile_written", file=self._file, spans=len(self._events))
 
     def _us(self, moment: float) -> float:

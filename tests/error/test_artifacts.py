@@ -266,7 +266,7 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["lib/kernels.so", "lib/launch.txt", "lib/runner.so", "__init__.py", "explain.json",
-                                  "licenses/LICENSE"])
+                                  "licenses/LICENSE", "report.html"])
 def test_a_damaged_or_missing_file_is_named(engine: Path, name: str) -> None:
     file = engine / name
     raw = file.read_bytes()

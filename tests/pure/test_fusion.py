@@ -15,6 +15,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.codegen.lower import Plan, lower, row_limits
 from deepinfer.codegen.passes.fuse import Region, fuse
 from deepinfer.codegen.plan.checks import check_table
+from deepinfer.codegen.plan.cost import StepShape, launch_cost, tensor_bytes
 from deepinfer.codegen.plan.launch import Commit, Launch
 from deepinfer.dsl import Config, EngineOptions
 from deepinfer.dsl.types import DType, bf16
@@ -135,3 +136,18 @@ def test_each_mistake_in_a_launch_table_is_caught(flash: Plan) -> None:
             check_table(flash.lowered.table, flash.lowered.specs)
         caught.append(name)
     assert len(caught) == 6
+
+
+def test_a_decode_step_reads_every_dense_weight_once_and_the_picked_experts(flash: Plan) -> None:
+    entry, lowered = flash.lowered.table.entries["step"], flash.lowered
+    costs = [launch_cost(x, entry, lowered) for x in entry.launches if isinstance(x, Launch)]
+    dense = {a.index for x in entry.launches if isinstance(x, Launch) for a in x.args if a.kind == "p"}
+    looked_up = {"embed.weight"} | {p.name for p in lowered.params if p.table or p.dtype.name == "i64"}
+    sizes = {i: tensor_bytes(p) for i, p in enumerate(lowered.params) if i in dense and p.name not in looked_up}
+    once = sum(s for i, s in sizes.items() if not lowered.params[i].stack)
+    assert sum(c.weights for c in costs) == pytest.approx(once, rel=1e-5)  # a few norms are read by two kernels
+    config = flash.model.config.raw["text_config"]
+    one = StepShape(1, 1, 0, 1)
+    read = sum(c.bytes(one) for c in costs if c.experts[0])
+    picked = sum(s for i, s in sizes.items() if lowered.params[i].stack) * config["num_experts_per_tok"]
+    assert read - sum(c.row_bytes for c in costs if c.experts[0]) == pytest.approx(picked)

@@ -1,0 +1,90 @@
+"""`deepinfer explain`, `deepinfer profile` and report.html on a compiled engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from compiled import checkpoint_of, engine_of
+
+from deepinfer.cli import main
+
+CASE = "v41_a_f32"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Path:
+    return engine_of(CASE)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_a_layer_leads_to_spec_lines_reasons_bytes_and_sources_that_exist(engine: Path) -> None:
+    text = run("explain", str(engine), "layer", "1").output
+    sources = re.findall(r"^\s+source  (\S+)$", text, re.MULTILINE)
+    assert sources
+    assert all((engine / s).is_file() for s in sources)
+    assert len(re.findall(r"^\s+spec    deepseek_v41_flash\.py:\d+", text, re.MULTILINE)) == len(sources)
+    assert len(re.findall(r"^\s+ends    \S", text, re.MULTILINE)) == len(sources)
+    assert "self.linear(x, p.wq_a" in text  # the line of the spec itself, not of a helper
+
+
+def test_a_kernel_is_found_by_a_part_of_its_name_and_prints_its_source(engine: Path) -> None:
+    kinds = json.loads((engine / "manifest.json").read_text())["kernels"]
+    symbol = next(k["symbol"] for k in kinds if k["family"] == "attend")
+    text = run("explain", str(engine), "kernel", symbol, "--source").output
+    assert f"kernel        {symbol}" in text
+    assert "ends because" in text
+    assert (engine / f"src/{symbol}.cpp").read_text() in text
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("layer", "99"), "has no such layer"),
+    (("kernel", "gemm"), "kernels of step have that name"),
+    (("color", "1"), "allowed layer N, kernel SYMBOL"),
+    (("layer", "1", "--entry", "prefill"), "no such entry; found prefill; allowed step, draft"),
+])
+def test_what_cannot_be_explained_is_refused_with_what_can(engine: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = run("explain", str(engine), *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_report_needs_nothing_from_elsewhere(engine: Path) -> None:
+    page = (engine / "report.html").read_text()
+    assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert not re.search(r"@import|url\(|fetch\(", page)
+    kinds = re.findall(r'data-layer="\d+" aria-selected', page)
+    assert len(kinds) >= 4
+    details = json.loads(re.search(r'id="details">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert all((engine / d["source"]).is_file() for d in details)
+
+
+def test_a_profile_times_every_launch_and_draws_them(engine: Path, tmp_path: Path) -> None:
+    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
+    result = run("profile", str(engine), "--checkpoint", str(checkpoint_of(CASE)), "--decode", "1,2", "--prefill", "40",
+                 "--context", "50", "--steps", "2", "--threads", "1", "--trace", str(trace), "--report", str(report))
+    assert result.exit_code == 0, result.output
+    events = json.loads(trace.read_text())["traceEvents"]
+    explained = json.loads((engine / "explain.json").read_text())["entries"]["step"]["launches"]
+    for pid in (1, 2, 3):
+        spans = [e for e in events if e["ph"] == "X" and e["pid"] == pid and e["tid"] == 0]
+        assert len(spans) == len(explained)
+        assert all(a["ts"] + a["dur"] == pytest.approx(b["ts"]) for a, b in pairwise(spans))
+        assert sum(e["dur"] for e in spans) > 0
+    page = report.read_text()
+    assert page.count("measured</button>") == 3
+    assert "of the roof" in page
+
+
+def test_a_profile_that_the_engine_cannot_hold_is_one_sentence(engine: Path) -> None:
+    result = run("profile", str(engine), "--checkpoint", str(checkpoint_of(CASE)), "--decode", "4000")
+    assert result.exit_code == 6
+    assert "compiled for fewer sequences" in result.output
