@@ -113,6 +113,7 @@ class EngineCore:
                 self.loop.give_up()
                 self._closed = True
                 self.grammars.close()
+                self.prefix.close()
                 self.executor.close()
 
     def require_open(self) -> None:
@@ -248,11 +249,20 @@ class EngineCore:
     def exclusive(self) -> Iterator[None]:
         """The engine without any step in flight, for whoever runs rows of its own."""
         with self.lock:
-            while self.loop.flights:
-                news = self._guarded(self.loop.retire)
-                if news is not None:
-                    self._take(news)
+            self._land()
             yield
+
+    def settle(self) -> None:
+        """When no request is left: wait for a step that was planned before that was known, and free what it held."""
+        with self.lock:
+            if not self.requests and not self._closed:
+                self._land()
+
+    def _land(self) -> None:
+        while self.loop.flights:
+            news = self._guarded(self.loop.retire)
+            if news is not None:
+                self._take(news)
 
     def _guarded(self, turn: Callable[[], News | None]) -> News | None:
         """What ``turn`` brings; when the engine fails or a person interrupts it, everything that runs ends: nobody

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 
 from deepinfer.errors import InternalError
 from deepinfer.runtime import events
-from deepinfer.runtime.executor import COUPLED, GREEDY, Executor
+from deepinfer.runtime.executor import COUPLED, GREEDY, REJECTION, Executor
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.plan import OFF, EnginePlan
 from deepinfer.runtime.prefix.interface import MISS, PrefixCache
+from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds
 from deepinfer.runtime.speculation.interface import DraftPolicy
 from deepinfer.runtime.table import ENDED, PROMPT, SequenceTable
@@ -55,6 +56,8 @@ class Residence:
             return False
         fresh = s.spilled is None and not s.clock.t
         hit = self.prefix.lookup(s) if fresh and r.prompt_logprobs is None else MISS
+        if hit.pending:
+            return False
         whole = max(self.plan.blocks_for(s.known), len(s.spilled.blocks) if s.spilled else 0)
         need = whole - len(hit.blocks) + r.to_fork + spare
         only_cached = sum(not memory.blocks.shared(b) for b in hit.blocks)
@@ -106,8 +109,15 @@ class Residence:
         if self.table.state[slot] == PROMPT:
             s.ids = TokenIds(s.known_ids(), 0)
         s.drafts = []
-        self.executor.begin(slot, s.start(GREEDY if s.request.params.greedy else COUPLED))
+        self.executor.begin(slot, s.start(self._mode(s.request.params)))
         self.policy.opened(slot)
+
+    def _mode(self, params: SamplingParams) -> int:
+        """How drafts are judged. A seed promises the same answer whatever is drafted; without one more drafts stay
+        when they are judged by rejection, where the executor can."""
+        if params.greedy:
+            return GREEDY
+        return REJECTION if params.seed is None and getattr(self.executor, "rejection", False) else COUPLED
 
     def fork(self, s: Sequence) -> list[Sequence]:
         """One sequence for each further answer, with copies of the rows so far."""

@@ -24,7 +24,8 @@ from deepinfer.runtime.clock import STEP, Clock, Replayed
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.chain import BlockChain
 from deepinfer.runtime.prefix.counters import PrefixCounters
-from deepinfer.runtime.prefix.interface import MISS, Hit
+from deepinfer.runtime.prefix.interface import MISS, PENDING, Hit
+from deepinfer.runtime.prefix.link import TierLink, stored_key
 from deepinfer.runtime.prefix.road import Road, choose, edges_to_keep, kept_rows, must_be_exact, replay_of
 from deepinfer.runtime.prefix.roots import Roots
 from deepinfer.runtime.prefix.tree import NO_WINDOWS, BlockTree, History, Node, id_bytes, ids_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from deepinfer.runtime.memory import SequenceMemory
     from deepinfer.runtime.metrics import Metrics
     from deepinfer.runtime.sequence import Sequence
+    from deepinfer.runtime.store.tier import Tier
 
 _ENDS = 2  # block edges behind each other whose windows are kept at the end of a chain
 
@@ -81,10 +83,12 @@ class MemoryCache:
     Args:
         snapshots: of windows that are kept at most; their memory is taken here.
         roots: what the first block's key hangs on, by tenant; None: nothing leaves this process.
+        tier: what lies below memory, if anything does.
     """
 
-    def __init__(self, plan: EnginePlan, *, snapshots: int, roots: Roots | None = None) -> None:
-        self.plan, self.roots = plan, roots or Roots()
+    def __init__(self, plan: EnginePlan, *, snapshots: int, roots: Roots | None = None,
+                 tier: Tier | None = None) -> None:
+        self.plan, self.roots, self.tier = plan, roots or Roots(), tier
         self.counters = PrefixCounters()
         self.windows = WindowPool(plan, snapshots if plan.resume_bytes else 0)
         self._progress: dict[Sequence, Progress] = {}
@@ -96,6 +100,7 @@ class MemoryCache:
         self.windows.attach(memory.engine.state)
         memory.cached = self.held
         self._busy = busy
+        self.link = None if self.tier is None else TierLink(self.plan, self.tier, self.tree, memory, self.counters)
         self.counters.show(metrics)
 
     # ---- a waiting sequence -----------------------------------------------------------------------------------------
@@ -104,11 +109,15 @@ class MemoryCache:
         if s.request.prompt_logprobs is not None:
             return MISS
         ids = s.known_ids()
-        nodes = self._match(s, ids)
         option = s.request.params.replay
         exact, replay = must_be_exact(self.plan, option), replay_of(self.plan, option)
-        if exact:
-            nodes = nodes[: next((i for i, node in enumerate(nodes) if not node.exact), len(nodes))]
+        nodes = self._match(s, ids, exact)
+        if self.link is not None:
+            most = (len(ids) - 1) // self.plan.block_tokens
+            if len(nodes) < most and self.link.pending(s, self._chains[s], id_bytes(ids), nodes, most, exact,
+                                                       alone=not self._progress):
+                return PENDING
+            nodes = self._match(s, ids, exact)
         edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
         road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)
         if road is None:
@@ -116,9 +125,11 @@ class MemoryCache:
         kept = tuple(nodes[: road.floor // self.plan.block_tokens])
         return Hit(road.floor, tuple(node.block for node in kept), Found(kept, road))
 
-    def _match(self, s: Sequence, ids: NDArray[np.int64]) -> list[Node]:
+    def _match(self, s: Sequence, ids: NDArray[np.int64], exact: bool) -> list[Node]:
+        """Blocks of a sequence that it may adopt."""
         most = (len(ids) - 1) // self.plan.block_tokens
-        return self.tree.match(self._chain(s, ids[: most * self.plan.block_tokens]), id_bytes(ids), most)
+        nodes = self.tree.match(self._chain(s, ids[: most * self.plan.block_tokens]), id_bytes(ids), most)
+        return nodes[: next((i for i, node in enumerate(nodes) if exact and not node.exact), len(nodes))]
 
     def _chain(self, s: Sequence, ids: NDArray[np.int64]) -> BlockChain:
         """Keys of a sequence's blocks, each hashed once."""
@@ -149,6 +160,9 @@ class MemoryCache:
             self.tree.pool.share(block)
             s.holding.append(block)
         self.tree.touch(nodes)
+        for node in nodes:
+            self.counters.tiers.add(self.plan.block_tokens, label="store" if node.loaded else "memory")
+            node.loaded = False
         if road.windows:
             node = nodes[road.start // self.plan.block_tokens - 1]
             self.windows.restore(node.windows, s.holding.slot, road.start)
@@ -169,6 +183,8 @@ class MemoryCache:
             while progress.settled < full and not progress.closed:
                 self._settle(s, progress, ids)
         s.clock.pub = max(s.clock.pub, full)
+        if self.link is not None:
+            self.link.poll()
         self._keep_windows(s, progress)
 
     def _begin(self, s: Sequence) -> Progress:
@@ -208,6 +224,9 @@ class MemoryCache:
             self.tree.insert(node)
             self.counters.published.add(label="exact" if node.exact else "replayed")
             self.counters.blocks.set(len(self.tree))
+            if self.link is not None:
+                parent = p.chain.salt if p.last is None else stored_key(p.last.key, p.last.history)
+                self.link.store(node, parent, s.request.params.cache_class)
         elif node.history != history or node.ids != ids:
             p.closed = True
             return
@@ -278,6 +297,8 @@ class MemoryCache:
 
     def evict(self, need: int) -> int:
         """See ``PrefixCache``."""
+        if self.link is not None:
+            self.link.poll()
         freed = self.tree.evict(need)
         self.counters.evicted.add(freed)
         return freed
@@ -287,6 +308,13 @@ class MemoryCache:
         yield from self.tree.held()
         for progress in self._progress.values():
             yield from progress.pins
+        if self.link is not None:
+            yield from self.link.held()
+
+    def close(self) -> None:
+        """See ``PrefixCache``."""
+        if self.link is not None:
+            self.link.close()
 
     def clear(self) -> None:
         """Forget every block that no sequence hangs on."""

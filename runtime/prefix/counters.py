@@ -15,6 +15,7 @@ class PrefixCounters:
                            "snapshot, rows that ran again exactly, or bounded replay", label="windows")
         self.published = Counter("deepinfer:prefix_published_blocks_total", "Blocks that became known", label="lineage")
         self.replaced = Counter("deepinfer:prefix_replaced_blocks_total", "Replayed blocks that gave way to exact ones")
+        self.unstored = Counter("deepinfer:prefix_unstored_blocks_total", "Blocks not stored, because too many waited")
         self.evicted = Counter("deepinfer:prefix_evicted_blocks_total", "Blocks given up for room")
         self.snapshots = Counter("deepinfer:prefix_window_snapshots_total", "Window snapshots taken")
         self.blocks = Gauge("deepinfer:prefix_blocks", "Blocks that the cache knows")
@@ -27,4 +28,3 @@ class PrefixCounters:
     def hit(self, road: Road, exact: bool) -> None:
         """A request adopts a prefix."""
         self.how.add(label="snapshot" if road.windows else "exact" if exact else "replay")
-        self.tiers.add(road.floor, label="memory")

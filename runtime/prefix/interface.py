@@ -20,14 +20,17 @@ class Hit:
         floor: positions whose cache entries are there (h), a multiple of the block; 0: nothing was found.
         blocks: cache blocks 0 .. floor / B - 1 that adopting shares, and so does not take from the free ones.
         found: whatever the cache needs to adopt it (window snapshot, lineage).
+        pending: blocks are on their way from a tier; ask again at the next step.
     """
 
     floor: int = 0
     blocks: tuple[int, ...] = ()
     found: Any = None
+    pending: bool = False
 
 
 MISS = Hit()
+PENDING = Hit(pending=True)
 
 
 class PrefixCache(Protocol):
@@ -76,6 +79,10 @@ class PrefixCache(Protocol):
         """Give up at least ``need`` of the evictable blocks if there are so many; how many became free."""
         ...
 
+    def close(self) -> None:
+        """The engine ends."""
+        ...
+
     def held(self) -> Iterable[int]:
         """Every block that the cache holds, for the pool's books."""
         ...
@@ -106,6 +113,9 @@ class NoCache:
 
     def evict(self, need: int) -> int:
         return 0
+
+    def close(self) -> None:
+        pass
 
     def held(self) -> Iterable[int]:
         return ()

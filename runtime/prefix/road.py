@@ -50,8 +50,9 @@ def choose(plan: EnginePlan, known: int, blocks: int, edges: Sequence[int], repl
         edges: rising positions with a window snapshot, at the ends of those blocks.
         replay: from ``replay_of``. ``exact``: from ``must_be_exact``.
 
-    With windows, rows in front of the hit run again exactly, as many blocks as the kept rows reach back. Without,
-    ``rerun`` rows in front of it do. A hit that saves no row is none: then the cold run is as cheap, and exact.
+    With windows, rows in front of the hit run again exactly, as many blocks as the kept rows reach back; the start of
+    the text needs none. Without, ``rerun`` rows in front of it do. A snapshot further back is taken when that is no
+    dearer. A hit that saves no row is none: then the cold run is as cheap, and exact.
     """
     block = plan.block_tokens
     floor = block * min(blocks, (known - 1) // block)
@@ -61,7 +62,7 @@ def choose(plan: EnginePlan, known: int, blocks: int, edges: Sequence[int], repl
     limit = min(floor, known - keep)
     windowed = max((at for at in edges if 0 < at <= limit), default=0)
     bare = max(0, min(floor - replay.rerun, known - max(replay.depth, keep)))
-    near = not exact and floor - windowed <= block * -(-keep // block)
+    near = windowed >= limit // block * block
     road = Road(floor, windowed, True) if near or windowed >= bare else Road(floor, bare, False)
     return road if road.start > 0 else None
 

@@ -23,9 +23,9 @@ NO_WINDOWS = -1
 
 class Node:
     """Block ``number`` of a chain. ``ids``: its B token ids as little-endian i32; ``windows``: number of the snapshot
-    at its end."""
+    at its end; ``loaded``: it came from a tier and nobody has adopted it yet."""
 
-    __slots__ = ("alive", "block", "children", "history", "ids", "key", "number", "parent", "windows")
+    __slots__ = ("alive", "block", "children", "history", "ids", "key", "loaded", "number", "parent", "windows")
 
     def __init__(self, key: bytes, number: int, ids: bytes, block: int, parent: Node | None,
                  history: History) -> None:
@@ -33,7 +33,7 @@ class Node:
         self.parent, self.history = parent, history
         self.children: set[Node] = set()
         self.windows = NO_WINDOWS
-        self.alive = True
+        self.alive, self.loaded = True, False
 
     @property
     def exact(self) -> bool:
