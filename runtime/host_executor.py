@@ -20,7 +20,6 @@ from deepinfer.errors import InternalError, RequestError
 from deepinfer.runtime.backend import Engine
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.executor import (
-    COUPLED,
     DECODE,
     GREEDY,
     HOST,
@@ -290,6 +289,3 @@ def make_executor(plan: EnginePlan, engine: Engine, lag: int) -> Any:
     """The engine's own executor where it has one (``engine.executor(plan, lag)``), else one on the host."""
     own: Callable[[EnginePlan, int], Any] | None = getattr(engine, "executor", None)
     return own(plan, lag) if own is not None else HostExecutor(plan, engine, lag=lag)
-
-
-MODES = {True: GREEDY, False: COUPLED}  # by whether a request is greedy

@@ -219,6 +219,7 @@ class LLM:
         finally:
             for r in open_requests:
                 self.core.abort(r.request_id)
+            self.core.settle()
 
 
 def _package(engine: str | Path | ModuleType | Package) -> Package:

@@ -63,6 +63,7 @@ class Scheduler:
         self.chunk_cut = False  # whether the chunk budget was what ended its prompt rows
         self._order: NDArray[np.int64] | None = None  # slots of the running ones
         self._turn = 0
+        self._alternate = False
         self._preempted = False
 
     @property
@@ -140,9 +141,12 @@ class Scheduler:
             slots = slots[~held_up]
         room = min(left.step, left.kept, left.wanted)
         most = min(room, left.seq)
-        if len(slots) > most:
+        if len(slots) >= most:
+            most = self._shared(most)
             slots = np.roll(slots, -(self._turn % len(slots)))[:most]
             self._turn += most
+            if not most:
+                return 0
         drafts = np.minimum(self.policy.most(slots), t.most[slots] - t.emitted[slots] - t.drawing[slots] - 1)
         drafts = np.maximum(drafts, 0)
         budget = self._budget(drafts, room - len(slots))
@@ -163,6 +167,14 @@ class Scheduler:
         left.step, left.kept, left.wanted = left.step - used, left.kept - used, left.wanted - used
         left.seq -= k
         return used
+
+    def _shared(self, most: int) -> int:
+        """Of so many rows those for decoding: one is left for prompts, if there are any, or every second step."""
+        order = self.order()
+        if not (self.table.state[order] == PROMPT).any():
+            return most
+        self._alternate = not self._alternate
+        return most - 1 if most > 1 else int(self._alternate)
 
     def _budget(self, drafts: NDArray[np.int64], room: int) -> int:
         """Drafts that the step verifies in all: what the policy wants of them, and what the limits leave when half of

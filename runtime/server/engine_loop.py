@@ -113,6 +113,8 @@ class EngineLoop:
             with self.trace.span("loop", "send"):
                 self._flush()
         self.trace.stepped()
+        if not self._open:
+            self.core.settle()
         if not self._open or time.monotonic() - self._reported > _SNAPSHOT_SECONDS:
             self._report()
 

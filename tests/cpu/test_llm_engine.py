@@ -22,7 +22,7 @@ LENGTHS = (*range(1, 21), 31, 32, 33, 127, 128, 129, 255, 256, 257)
 
 
 def start(threads: int = 1, **options: Any) -> LLM:
-    engine = engine_of(CASE, profile="wide", max_num_seqs=6, max_num_batched_tokens=64, max_model_len=640)
+    engine = engine_of(CASE, profile="wide", max_num_seqs=6, max_num_batched_tokens=64, max_model_len=640, host_lag=1)
     return LLM(engine, checkpoint_of(CASE), threads=threads, progress=False, **options)
 
 

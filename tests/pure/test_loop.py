@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from witness import Reference, witness_plan
 
 from deepinfer.runtime.engine_core import EngineCore, TextSide
 from deepinfer.runtime.plan import EnginePlan
+from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.residence import Residence
 from deepinfer.runtime.sampling import TokenChooser, sequence_key
 from deepinfer.runtime.sampling_params import SamplingParams
@@ -256,3 +258,90 @@ def test_a_priority_is_worth_a_minute_of_waiting_and_nobody_starves() -> None:
         if not low.finished:
             ended_before += 1
     assert 58 <= ended_before <= 62
+
+
+@pytest.mark.parametrize("lag", LOOPS)
+def test_sequences_take_turns_when_a_step_has_no_row_for_each(lag: int) -> None:
+    plan = witness_plan(window=4, block=8, seqs=4, step=24, wanted=2, max_len=64, lag=lag)
+    c = EngineCore(plan, DraftingEngine(plan, 4, 40), slots=4, blocks=40, lag=lag)
+    p = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    requests = [c.make(str(i), prompt(i, 5), p) for i in range(4)]
+    spread: list[int] = []
+
+    def meanwhile(step: int) -> None:
+        counts = [len(r.outputs[0].token_ids) for r in requests]
+        if min(counts) > 0:
+            spread.append(max(counts) - min(counts))
+    run(c, requests, meanwhile)
+    assert [r.outputs[0].token_ids for r in requests] == [alone(r.prompt_ids, p) for r in requests]
+    assert len(spread) > 30 and max(spread) <= 4
+
+
+# ---- preemption behind a prefix hit -------------------------------------------------------------------------------
+@pytest.mark.parametrize("lag", LOOPS)
+@pytest.mark.parametrize(("spill", "inexact"), [(1 << 30, False), (0, True)])
+def test_rows_that_run_again_behind_another_replay_log_are_counted_as_inexact(
+        lag: int, spill: int, inexact: bool) -> None:
+    plan = PLANS[lag, 0]
+    c = EngineCore(plan, DraftingEngine(plan, 4, 11), slots=4, blocks=11, lag=lag, spill_bytes=spill,
+                   prefix=MemoryCache(plan, snapshots=0))
+    p = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, replay=6)
+    shared = prompt(5, 24)
+    for r in (c.make("first", [*shared, 1], SamplingParams(temperature=0, max_tokens=1)),):
+        c.add(r)
+        while c.step():
+            pass
+    requests = [c.make(str(i), [*shared, 7 + i], p) for i in range(3)]
+    for r in requests:
+        c.add(r)
+    while c.step():
+        check_flights(c)
+    debug = [r.updates[-1].debug[0] for r in requests]
+    assert c.metrics.preemptions.value > 0 and all(d.cached_tokens >= 24 for d in debug)
+    assert any(d.inexact for d in debug) == inexact == bool(c.metrics.inexact.value)
+    assert any(len(d.replay_log) > 2 for d in debug) == inexact
+    assert all(d.preemptions for d in debug if d.inexact)
+
+
+# ---- grammars -----------------------------------------------------------------------------------------------------
+class Even:
+    """A form whose tokens are even numbers."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def mask(self, drafts: Sequence[int] = ()) -> Any:
+        return np.full((len(drafts) + 1, 2), 0x55555555, np.uint32)
+
+    def accept(self, ids: Sequence[int]) -> None:
+        assert all(i % 2 == 0 for i in ids)
+        self.tokens += ids
+
+    def require_equal(self, count: int, newest: Sequence[int]) -> None:
+        assert len(self.tokens) == count and self.tokens[count - len(newest):] == list(newest)
+
+
+@pytest.mark.parametrize("lag", LOOPS)
+@pytest.mark.parametrize("m", [0, 5])
+def test_only_constrained_rows_wait_for_their_tokens(lag: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = SamplingParams(temperature=1, seed=3, max_tokens=20, ignore_eos=True)
+    only = replace(p, allowed_token_ids=list(range(0, 61, 2)))
+    ids = prompt(1, 9)
+    expected, free = alone(ids, only), alone(ids, p)
+    c = core(lag, m, [[*ids, *expected]])
+    original = c._sequence
+    bound = c.make("bound", ids, p)
+
+    def sequence(r: Request) -> Any:
+        s = original(r)
+        s.constraint = Even() if r is bound else None  # type: ignore[assignment]
+        return s
+    monkeypatch.setattr(c, "_sequence", sequence)
+    other = c.make("free", ids, p)
+    run(c, [bound, other])
+    assert bound.outputs[0].token_ids == expected and other.outputs[0].token_ids == free
+    assert (c.metrics.held_up.value > 0) == bool(lag)
+    if m:
+        assert c.metrics.accepted_tokens.value > 3
