@@ -6,7 +6,7 @@ Memory that a step in flight may touch is neither copied nor given away: a seque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from deepinfer.errors import InternalError
 from deepinfer.runtime import events
@@ -34,6 +34,7 @@ class Residence:
         self.prefix, self.policy, self.metrics = prefix, policy, metrics
         self.spill_left, self.now, self.answer = spill_bytes, now, answer
         self.leaving: list[Sequence] = []
+        self._forking: list[Sequence] = []  # may have answers without a sequence
 
     def free(self, blocks: int) -> bool:
         """Whether so many blocks are free, if need be because the prefix cache gave some up."""
@@ -42,9 +43,10 @@ class Residence:
             self.prefix.evict(short)
         return self.memory.free_blocks >= blocks
 
-    def promise(self, running: Iterable[Sequence]) -> None:
+    def promise(self) -> None:
         """Keep free what the answers of running requests take when their prompt ends: a slot and a block each."""
-        answers = sum(s.request.to_fork for s in running)
+        self._forking = [s for s in self._forking if s.holding is not None and s.status is Status.RUNNING]
+        answers = sum(s.request.to_fork for s in self._forking)
         self.memory.promised_slots = self.memory.promised_blocks = answers
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -74,6 +76,8 @@ class Residence:
             if not self.free(need) or not memory.prepare(s.holding, max(s.clock.row, s.clock.h), s.clock.t):
                 raise InternalError("blocks that were counted as free are not")
         s.status = Status.RUNNING
+        if r.to_fork:
+            self._forking.append(s)
         if r.metrics.first_scheduled_time is None:
             r.metrics.first_scheduled_time = self.now()
             self.metrics.queued.observe(r.metrics.first_scheduled_time - r.metrics.arrival_time)

@@ -79,7 +79,7 @@ class Scheduler:
         """A sequence that has a slot."""
         insort(self.running, s, key=_rank)
         self._order = None
-        self.residence.promise(self.running)
+        self.residence.promise()
 
     def drop(self, s: Sequence) -> None:
         """Forget a finished sequence and give its memory back, as soon as no step in flight touches it."""
@@ -89,7 +89,7 @@ class Scheduler:
             self.running.remove(s)
             self._order = None
         self.residence.leave(s)
-        self.residence.promise(self.running)
+        self.residence.promise()
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def schedule(self, step: StepPlan) -> bool:
@@ -310,7 +310,7 @@ class Scheduler:
         self.residence.preempt(s)
         self._preempted = True
         self.add(s)
-        self.residence.promise(self.running)
+        self.residence.promise()
 
 
 def _rank(s: Sequence) -> tuple[float, int, int]:
