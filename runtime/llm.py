@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deepinfer.accelerator import require_runnable
 from deepinfer.errors import PlanError, RequestError
 from deepinfer.runtime import events
-from deepinfer.runtime.backend import Package
+from deepinfer.runtime.backend import Engine, Package
 from deepinfer.runtime.checkpoint.checkpoint import LOCAL_VARIABLE
 from deepinfer.runtime.checkpoint.room import available_memory
 from deepinfer.runtime.engine_core import EngineCore
@@ -22,12 +22,19 @@ from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
 from deepinfer.runtime.prefix.cache import MemoryCache
+from deepinfer.runtime.prefix.chain import digest
+from deepinfer.runtime.prefix.identity import identity_of
+from deepinfer.runtime.prefix.roots import Roots
 from deepinfer.runtime.progress import GenerationProgress
 from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
 from deepinfer.runtime.speculation.interface import FixedDrafts
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
+
+if TYPE_CHECKING:
+    from deepinfer.runtime.store.settings import StoreSettings
+    from deepinfer.runtime.store.store import Store
 
 Prompt = str | Sequence[int]
 _NO_PROMPT = "a prompt is a text or a list of token ids"
@@ -53,6 +60,8 @@ class LLM:
             it only where bounded replay is asked for (``SamplingParams.replay`` as a number); see docs/runtime.md.
         prefix_snapshots: window snapshots that are kept at most, so that a hit runs no row again; None: four for each
             sequence, but no more than a tenth of the free memory.
+        prefix_store: folder of a prefix store below the cache, shared with other processes and hosts, or
+            ``StoreSettings``; None: what gives way in memory is gone.
         loop: ``overlapped``: the next step is planned while one runs, for which the engine has to be compiled with
             ``--host-lag 1``; ``plain``: it is planned afterwards. Answers are the same. None: overlapped where the
             engine can.
@@ -70,12 +79,16 @@ class LLM:
     def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
-                 prefix_cache: bool = True, prefix_snapshots: int | None = None, loop: str | None = None,
+                 prefix_cache: bool = True, prefix_snapshots: int | None = None,
+                 prefix_store: str | Path | StoreSettings | None = None, loop: str | None = None,
                  num_speculative_tokens: int | None = None, decode_stretch: float | None = 2.0,
                  progress: bool = True) -> None:
         _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
                          spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots,
                          num_speculative_tokens=num_speculative_tokens)
+        if prefix_store is not None and not prefix_cache:
+            raise PlanError("a prefix store lies below the prefix cache", where="prefix_store", found=prefix_store,
+                            next_step="leave prefix_cache on, or prefix_store out")
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         lag, drafts = _lag(self.plan, loop), _drafts(self.plan, num_speculative_tokens)
@@ -84,15 +97,19 @@ class LLM:
         name, slots = checkpoint or os.environ.get(LOCAL_VARIABLE) or None, _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
         running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
+        prefix = None
         try:
             text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)
-            prefix = None
             if prefix_cache and self.plan.paged:
-                prefix = MemoryCache(self.plan, snapshots=_snapshots(self.plan, slots, prefix_snapshots))
+                roots, store = _store(package, running, prefix_store)
+                snapshots = _snapshots(self.plan, slots, prefix_snapshots)
+                prefix = MemoryCache(self.plan, snapshots=snapshots, roots=roots, tier=store)
             self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
                                    spill_bytes=spill_bytes, prefix=prefix, lag=lag, policy=FixedDrafts(drafts),
                                    stretch=decode_stretch)
         except BaseException:
+            if prefix is not None:
+                prefix.close()
             running.close()
             raise
         self._ids = itertools.count()
@@ -315,6 +332,22 @@ def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
                             next_step="0 keeps no windows: rows in front of every hit run again")
         return asked
     return min(4 * slots, int(available_memory() * _SNAPSHOT_SHARE) // max(1, plan.resume_bytes))
+
+
+def _store(package: Package, engine: Engine,
+           asked: str | Path | StoreSettings | None) -> tuple[Roots, Store | None]:
+    """Keys of the prefix cache, and the store that was asked for."""
+    if asked is None:
+        return Roots(), None
+    from deepinfer.runtime.store.layout import layout_of
+    from deepinfer.runtime.store.settings import StoreSettings
+    from deepinfer.runtime.store.store import Store
+
+    options = getattr(package, "manifest", {}).get("options", {})
+    identity = identity_of(package.plan, options, engine.checkpoint)
+    settings = asked if isinstance(asked, StoreSettings) else StoreSettings(Path(asked))
+    store = Store(settings, layout_of(package.plan, digest(*identity)))
+    return Roots(identity, store.tenant_salt), store
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -52,7 +52,8 @@ class Pool:
 
     def held_once(self, of: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[size] the units among ``of`` that have one holder."""
-        return of & (self._holders == 1)
+        out: NDArray[np.bool_] = of & (self._holders == 1)
+        return out
 
     def check(self, held: Iterable[int] = ()) -> None:
         """The books against the holders' own lists; InternalError when they differ (run when the engine is idle)."""

@@ -89,6 +89,7 @@ class MemoryCache:
     def __init__(self, plan: EnginePlan, *, snapshots: int, roots: Roots | None = None,
                  tier: Tier | None = None) -> None:
         self.plan, self.roots, self.tier = plan, roots or Roots(), tier
+        self.link: TierLink | None = None
         self.counters = PrefixCounters()
         self.windows = WindowPool(plan, snapshots if plan.resume_bytes else 0)
         self._progress: dict[Sequence, Progress] = {}
@@ -100,7 +101,10 @@ class MemoryCache:
         self.windows.attach(memory.engine.state)
         memory.cached = self.held
         self._busy = busy
-        self.link = None if self.tier is None else TierLink(self.plan, self.tier, self.tree, memory, self.counters)
+        if self.tier is not None:
+            self.link = TierLink(self.plan, self.tier, self.tree, memory, self.counters)
+            for name, metric in vars(self.tier.metrics()).items():
+                setattr(metrics, f"store_{name}", metric)
         self.counters.show(metrics)
 
     # ---- a waiting sequence -----------------------------------------------------------------------------------------
@@ -315,6 +319,8 @@ class MemoryCache:
         """See ``PrefixCache``."""
         if self.link is not None:
             self.link.close()
+        elif self.tier is not None:
+            self.tier.close()
 
     def clear(self) -> None:
         """Forget every block that no sequence hangs on."""

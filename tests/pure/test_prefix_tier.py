@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class DictTier:
         raise NotImplementedError
 
     def metrics(self) -> Any:
-        raise NotImplementedError
+        return SimpleNamespace()
 
     def close(self) -> None:
         self.land()
