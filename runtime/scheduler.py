@@ -143,6 +143,7 @@ class Scheduler:
         most = min(room, left.seq)
         if len(slots) >= most:
             most = self._shared(most)
+        if len(slots) > most:
             slots = np.roll(slots, -(self._turn % len(slots)))[:most]
             self._turn += most
             if not most:
