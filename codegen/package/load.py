@@ -13,6 +13,7 @@ from deepinfer.codegen.plan.memory_plan import Footprint
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights, open_checkpoint
 from deepinfer.runtime.checkpoint.bind import bind_weights, require_same_config, require_tensors
+from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.checkpoint.room import Need
 from deepinfer.runtime.native.build import runner_abi
 from deepinfer.runtime.native_engine import Memory, NativeEngine, Runner, default_threads
@@ -52,11 +53,14 @@ class EnginePackage:
             runner.close()
 
     def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None) -> Checkpoint:
-        """The checkpoint to run with: the one asked for, else the hub id that the engine was compiled from.
+        """The checkpoint to run with: the one asked for, else the weights packed with the engine, else the hub id that
+        it was compiled from.
 
         Only its headers are fetched. Raises ArtifactError when its config or its tensors are not the engine's.
         """
         model = self.manifest["model"]
+        if asked is None and (self.path / FOLDER).is_dir():
+            asked = self.path / FOLDER
         if asked is None:
             asked, revision = model["hub_id"], revision or model["revision"]
         if asked is None:
@@ -64,10 +68,11 @@ class EnginePackage:
                                 allowed=["a checkpoint folder", *model["hub_ids"]],
                                 next_step="give one, or set DEEPINFER_HF_MODEL_DIR")
         found = open_checkpoint(asked, revision=revision)
-        self._require_fit(found)
+        self.require_fit(found)
         return found
 
-    def _require_fit(self, checkpoint: Checkpoint) -> None:
+    def require_fit(self, checkpoint: Checkpoint) -> None:
+        """ArtifactError when a checkpoint's config or tensors are not the engine's."""
         model = self.manifest["model"]
         require_same_config(model["config"], checkpoint.config, model["unread_keys"], str(self.path),
                             rebuild_command(self.manifest, self.path))
@@ -82,7 +87,7 @@ class EnginePackage:
         ``runtime.checkpoint.scan``. Raises ArtifactError, PlanError in one sentence.
         """
         if isinstance(checkpoint, Checkpoint):
-            self._require_fit(checkpoint)
+            self.require_fit(checkpoint)
         else:
             checkpoint = self.checkpoint(checkpoint)
         sizes = self.footprint.sizes

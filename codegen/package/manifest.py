@@ -23,7 +23,7 @@ _COMMAND = "deepinfer-compile --model CHECKPOINT --out {out}, with the options t
 _DIGEST, _FILES = "digest", "files"
 EXPLANATION = "explain.json"
 # of an engine's folder
-_ENTRIES = {NAME, "__init__.py", "__pycache__", EXPLANATION, "lib", "licenses", "report.html", "src"}
+_ENTRIES = {NAME, "__init__.py", "__pycache__", EXPLANATION, "lib", "licenses", "report.html", "src", "weights"}
 
 
 def seal(content: Mapping[str, Any], folder: Path) -> bytes:

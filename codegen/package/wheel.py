@@ -12,6 +12,7 @@ from pathlib import Path
 
 from deepinfer.codegen.cache import sync
 from deepinfer.codegen.package.manifest import NAME
+from deepinfer.runtime.checkpoint.packed import FOLDER
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip: equal engines make equal wheels
 _FILE_MODE = 0o100644 << 16
@@ -20,14 +21,14 @@ _FILE_MODE = 0o100644 << 16
 def write_wheel(engine: Path, folder: Path) -> Path:
     """Write ``<name>-<version>-py3-none-<platform>.whl`` of an engine into ``folder``; replaces an older one.
 
-    The distribution is named for the engine; it requires the package that runs it.
+    The distribution is named for the engine; it requires the package that runs it. Packed weights stay out.
     """
     name, manifest = engine.name, json.loads((engine / NAME).read_bytes())
     version = str(manifest["version"])
     tag = f"py3-none-{_platform(manifest['machine'])}"
     info = f"{name}-{version}.dist-info"
     payload = {f"{name}/{p.relative_to(engine)}": p.read_bytes() for p in engine.rglob("*")
-               if p.is_file() and "__pycache__" not in p.parts}
+               if p.is_file() and not {"__pycache__", FOLDER} & set(p.relative_to(engine).parts)}
     payload[f"{info}/METADATA"] = _metadata(name, version, manifest["model"]["name"], manifest["target"]).encode()
     payload[f"{info}/WHEEL"] = (f"Wheel-Version: 1.0\nGenerator: deepinfer-aot {version}\n"
                                 f"Root-Is-Purelib: false\nTag: {tag}\n").encode()

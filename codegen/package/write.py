@@ -21,6 +21,7 @@ from deepinfer.codegen.report.page import render_report
 from deepinfer.disk import room_in
 from deepinfer.errors import ArtifactError, InternalError, SpecError
 from deepinfer.machine import cxx_compiler
+from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.native.build import LIBRARY, build_runner, compiler_name
 
 _ATTEMPTS = 16  # to take a place that other compiles take as well
@@ -154,6 +155,8 @@ def _exchange(aside: Path, place: Path) -> None:
                     os.rename(old, place)
                     raise _foreign(place)
             os.rename(aside, place)
+            with contextlib.suppress(OSError):  # packed weights outlive a compile; whether they fit, a load checks
+                os.rename(old / FOLDER, place / FOLDER)
             sync(place.parent)
             return
         except OSError as failure:

@@ -85,6 +85,12 @@ def _engine_option(name: str, metavar: str | None, text: str) -> Callable[[Any],
 )
 @click.option("--wheel", is_flag=True, help="Also write an installable wheel next to the engine folder.")
 @click.option(
+    "--pack-weights",
+    is_flag=True,
+    help="Also lay the checkpoint's weights out in ENGINE/weights: checked once, in the order of use, mapped and "
+    "shared by processes. Takes their size on disk again.",
+)
+@click.option(
     "--dump-ir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
@@ -110,6 +116,7 @@ def main(
     revision: str | None,
     out: Path,
     wheel: bool,
+    pack_weights: bool,
     dump_ir: Path | None,
     jobs: int | None,
     isa: str,
@@ -137,6 +144,7 @@ def main(
         options=engine_options,
         revision=revision,
         wheel=wheel,
+        pack=pack_weights,
         dump_ir=dump_ir,
         jobs=jobs,
         isa=isa,

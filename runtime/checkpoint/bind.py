@@ -19,6 +19,7 @@ from deepinfer.runtime import events
 from deepinfer.runtime.checkpoint.checkpoint import Checkpoint
 from deepinfer.runtime.checkpoint.declared import IgnoredTensors, check_tensors
 from deepinfer.runtime.checkpoint.mapping import Weights
+from deepinfer.runtime.checkpoint.packed import check_pack, packed_values, read_pack
 from deepinfer.runtime.checkpoint.scan import SMALL_TABLES, scan, scan_bytes, tables_left_out
 
 _ABSENT = object()
@@ -30,22 +31,32 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
 
     ``model``: the manifest's ``model`` object (config, ``derive``, ``ignored``). ``depth``: see ``scan``. Raises
     ArtifactError for tensors that are missing, unexpected, of another shape or dtype, or that hold a NaN or an
-    infinity.
+    infinity. Of packed weights the sums are compared instead (packed.py), unless ``depth`` is ``off``.
     """
     for group in require_tensors(checkpoint, params, model):
         events.info("tensors_ignored", pattern=group.pattern, tensors=len(group.names), bytes=group.bytes,
                     reason=group.reason)
-    weights = Weights(checkpoint.places, params, derived_values(checkpoint.folder, params, model))
+    pack = read_pack(checkpoint.folder)
+    derived = packed_values(pack) if pack else derived_values(checkpoint.folder, params, model)
+    weights = Weights(checkpoint.places, params, derived)
     if weights.copied.tensors:
         events.warn("tensors_copied", tensors=weights.copied.tensors, bytes=weights.copied.bytes, reason="misaligned")
-    left_out = tables_left_out(weights)
-    if left_out and depth != "off":
-        events.info("tables_not_scanned", bytes=left_out, limit=SMALL_TABLES)
-    with _bar("checking weights", scan_bytes(weights, depth), progress) as advance:
-        scan(weights, depth=depth, threads=threads, advance=advance)
+    if pack is None:
+        _scan(weights, depth, threads, progress)
+    elif depth != "off":
+        with bar("reading packed weights", pack.bytes, progress) as advance:
+            check_pack(pack, threads=threads, advance=advance)
     events.info("weights_bound", checkpoint=checkpoint.name, revision=checkpoint.revision, parameters=len(params),
                 copied_bytes=weights.copied.bytes)
     return weights
+
+
+def _scan(weights: Weights, depth: str, threads: int, progress: bool) -> None:
+    left_out = tables_left_out(weights)
+    if left_out and depth != "off":
+        events.info("tables_not_scanned", bytes=left_out, limit=SMALL_TABLES)
+    with bar("checking weights", scan_bytes(weights, depth), progress) as advance:
+        scan(weights, depth=depth, threads=threads, advance=advance)
 
 
 def require_tensors(checkpoint: Checkpoint, params: Sequence[ParamDecl],
@@ -94,7 +105,8 @@ def _shown(value: Any) -> str:
 
 
 @contextmanager
-def _bar(what: str, total: int, show: bool) -> Iterator[Any]:
+def bar(what: str, total: int, show: bool) -> Iterator[Any]:
+    """A progress bar over bytes on a terminal; yields what to tell the bytes done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TimeRemainingColumn())

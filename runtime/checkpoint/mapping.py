@@ -69,6 +69,9 @@ class Weights:
     def dtype_of(self, name: str) -> str:
         return self._places[name].tensor.dtype
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._places[name].tensor.shape
+
     def _address(self, name: str) -> int:
         if name in self._copies:
             return int(self._copies[name].ctypes.data)
