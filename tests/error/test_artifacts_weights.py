@@ -138,7 +138,7 @@ def test_a_tokenizer_of_another_checkpoint_is_refused(engine: EnginePackage, fol
 
 def test_an_engine_that_does_not_fit_says_what_it_needs(engine: EnginePackage, folder: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EnginePackage, "memory", lambda *_: Memory(0, 0, 0, 10**9))
+    monkeypatch.setattr(EnginePackage, "memory", lambda *_: Memory(0, 0, 0, 10**9, 0))
     monkeypatch.setattr(room, "available_memory", lambda: 5 * 10**8)
     needed = r"found 4\.\d MB of weights, 1\.0 GB for the engine.*allowed 500\.0 MB available"
     with pytest.raises(PlanError, match=needed):

@@ -32,7 +32,7 @@ def invoke(*arguments: str) -> Result:
 def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
     limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "300")
     numerics = ("--replay", "128", "--profile", "wide", "--cache-format", "f32", "--act-format", "f32")
-    rest = ("--wheel", "--dump-ir", "ir", "--jobs", "3", "--isa", "host", "--revision", "v2", "--target", "cpu")
+    rest = ("--wheel", "--pack-weights", "--dump-ir", "ir", "--jobs", "3", "--isa", "host", "--revision", "v2", "--target", "cpu")
     result = invoke("compile", "--model", "m", "--out", "e", *limits, *numerics, *rest)
     assert result.exit_code == 0, result.output
     (call,) = compiled
@@ -43,6 +43,7 @@ def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
         "target": "cpu",
         "revision": "v2",
         "wheel": True,
+        "pack": True,
         "dump_ir": Path("ir"),
         "jobs": 3,
         "isa": "host",
