@@ -32,7 +32,8 @@ def invoke(*arguments: str) -> Result:
 def test_compile_hands_every_option_to_the_compiler(compiled) -> None:
     limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "300")
     numerics = ("--replay", "128", "--profile", "wide", "--cache-format", "f32", "--act-format", "f32")
-    rest = ("--wheel", "--pack-weights", "--dump-ir", "ir", "--jobs", "3", "--isa", "host", "--revision", "v2", "--target", "cpu")
+    rest = ("--wheel", "--pack-weights", "--dump-ir", "ir", "--jobs", "3", "--isa", "host", "--revision", "v2",
+            "--target", "cpu")
     result = invoke("compile", "--model", "m", "--out", "e", *limits, *numerics, *rest)
     assert result.exit_code == 0, result.output
     (call,) = compiled
