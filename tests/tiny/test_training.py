@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tools.train_tiny import checkpoint
+from tools.train_tiny.decode import Decoder, continue_prompts
 from tools.train_tiny.draft import DraftHead
 from tools.train_tiny.engram import table_primes
 from tools.train_tiny.layers import Mode
@@ -25,7 +26,7 @@ CLASSES = torch.arange(VOCAB)
 PLAN = (
     Phase("short", 4, 64, 4, 4e-3, 4e-3, warm_up=1, index_rows=4),
     Phase("final", 2, 96, 2, 4e-3, 0.0, quantised=True, sparse=True, replay=0.5, index_rows=4),
-    Phase("draft", 2, 96, 2, 3e-3, 0.0, quantised=True, sparse=True, anchors=6),
+    Phase("draft", 2, 96, 2, 3e-3, 0.0, quantised=True, sparse=True, anchors=6, pool=5),
 )
 
 
@@ -120,7 +121,7 @@ def test_a_written_checkpoint_computes_what_the_trained_model_computes(quantised
     anchors = torch.tensor([[20, 60, 90]])
     with torch.no_grad():
         drafts = [
-            head.greedy(model, head.context_keys(model(ids, mode).features, mode), ids, anchors, mode)
+            head.propose(model, head.context_keys(model(ids, mode).features, mode), ids, anchors, mode)
             for model, head in ((backbone, draft), (again, draft_again))
         ]
     assert torch.equal(drafts[0][0], drafts[1][0])
@@ -168,6 +169,36 @@ def test_a_replay_of_the_whole_prompt_is_exact_and_a_shorter_one_is_not() -> Non
     replayed = logits(backbone, ids, mode, start)
     assert torch.equal(replayed[:, :80], exact[:, :80])
     assert not torch.allclose(replayed[:, -1], exact[:, -1], atol=1e-6)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_decoding_with_caches_computes_what_one_pass_does(quantised: bool) -> None:
+    backbone, _ = random_model(5)
+    ids, mode = random_ids(96), Mode(quantised=quantised, exact_ties=True)
+    decoder = Decoder(backbone, len(ids), ids.shape[1], mode)
+    rows = [decoder.step(ids[:, : i + 1]) for i in range(ids.shape[1])]
+    with torch.no_grad():
+        whole = backbone(ids, mode)
+    torch.testing.assert_close(torch.cat([row.hidden for row in rows], 1), whole.hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat([row.features for row in rows], 1), whole.features, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_backbone_computes_what_the_rounded_one_does() -> None:
+    backbone, _ = random_model(5)
+    ids, mode = random_ids(96), Mode(quantised=True, exact_ties=True)
+    fixed = checkpoint.frozen(backbone)
+    assert torch.equal(logits(fixed, ids, replace(mode, frozen=True)), logits(backbone, ids, mode))
+
+
+def test_a_continuation_keeps_the_prompt_and_takes_the_most_probable_tokens() -> None:
+    backbone, _ = random_model(5)
+    ids, mode = random_ids(48).expand(2, -1), Mode(exact_ties=True)
+    prompts = torch.tensor([20, 48])
+    made, out = continue_prompts(backbone, ids, prompts, torch.zeros(2), mode, torch.Generator().manual_seed(0))
+    assert torch.equal(made[1], ids[1]) and torch.equal(made[0, :20], ids[0, :20])
+    assert torch.equal(made[0, 20:], logits(backbone, made, mode)[0, 19:-1].argmax(-1))
+    with torch.no_grad():
+        torch.testing.assert_close(out.hidden, backbone(made, mode).hidden, rtol=1e-4, atol=1e-4)
 
 
 def test_a_plan_with_an_unknown_phase_is_refused() -> None:

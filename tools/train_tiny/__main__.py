@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--baseline", type=Path, required=True, help="report of the baseline command")
     sub.add_argument("--report", type=Path, required=True, help="report of the evaluate command")
     sub.add_argument("--log", type=Path, required=True, help="log of the training")
-    sub.add_argument("--note", default="", help="a paragraph to put first, for a model that was not trained to plan")
+    sub.add_argument("--note", default="", help="a paragraph for below the training table: where the run left the plan")
     return parser
 
 

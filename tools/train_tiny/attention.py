@@ -25,6 +25,7 @@ class Shared:
     selected: Tensor | None = None
     candidates: Tensor | None = None
     index_losses: list[Tensor] = field(default_factory=list)
+    first: int = 0  # position of the first row
 
 
 class Compressor(nn.Module):
@@ -89,6 +90,11 @@ def _cache(x: Tensor, kind: str, mode: Mode) -> Tensor:
     return rounded(x, kind) if mode.quantised else x
 
 
+def stored_cache(latents: Tensor, turn: tuple[Tensor, Tensor], mode: Mode) -> Tensor:
+    """Main-cache entries of latents [B, S, D] at the positions of ``turn``."""
+    return _cache(rotate(latents, *turn), "fp4_main_cache", mode)
+
+
 def largest(scores: Tensor, count: int, mode: Mode) -> Tensor:
     """bool mask of the ``count`` largest finite entries of the last axis."""
     if mode.exact_ties:
@@ -148,7 +154,7 @@ class Attention(nn.Module):
         turn = self.turn(torch.arange(latents.shape[1], device=x.device) * self.ratio)
         # The indexer learns from its own loss alone.
         shared.index_keys[self.layer] = self.indexer.keys(latents.detach(), turn, mode)
-        shared.latents[self.layer] = _cache(rotate(latents, *turn), "fp4_main_cache", mode)
+        shared.latents[self.layer] = stored_cache(latents, turn, mode)
 
     @torch.no_grad()
     def select(self, x: Tensor, qr: Tensor, turn: tuple[Tensor, Tensor], shared: Shared, mode: Mode) -> None:
@@ -160,15 +166,15 @@ class Attention(nn.Module):
         if not mode.sparse or latents <= shape.index_topk:
             shared.selected = shared.candidates = None
             return
-        visible = kernels.causal_latents(rows, latents, self.ratio, x.device)
+        visible = kernels.causal_latents(rows, latents, self.ratio, x.device, shared.first)
         scores = self.indexer.scores(x, qr, keys, turn, mode).masked_fill(~visible, float("-inf"))
         if self.layer == shape.candidate_source_layer_id:
-            shared.candidates = self.candidates(scores, mode)
+            shared.candidates = self.candidates(scores, shared.first, mode)
         elif self.layer > shape.candidate_source_layer_id and shared.candidates is not None:
             scores = scores.masked_fill(~shared.candidates, float("-inf"))
         shared.selected = largest(scores, shape.index_topk, mode)
 
-    def candidates(self, scores: Tensor, mode: Mode) -> Tensor | None:
+    def candidates(self, scores: Tensor, first: int, mode: Mode) -> Tensor | None:
         """Positions [B, T, latents] in the best blocks; the block of the newest visible position always counts."""
         size, count = self.shape.candidate_block_size, self.shape.candidate_topk_blocks
         rows, latents = scores.shape[1:]
@@ -176,7 +182,7 @@ class Attention(nn.Module):
         if blocks <= count:
             return None
         best = F.pad(scores, (0, blocks * size - latents), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
-        last = (torch.arange(rows, device=scores.device) + 1) // self.ratio - 1
+        last = (torch.arange(first, first + rows, device=scores.device) + 1) // self.ratio - 1
         newest = torch.div(last, size, rounding_mode="floor")
         is_newest = torch.arange(blocks, device=scores.device) == newest[:, None]
         kept = largest(best.masked_fill(is_newest, float("inf")), count, mode)

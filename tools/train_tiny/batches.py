@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,12 @@ class Batches:
             self.streams[name] = tokens
             self.starts[name] = (tokens == 0).nonzero()[:, 0]
 
+    def fork(self, seed: int) -> Batches:
+        """The same streams under a generator of their own."""
+        other = copy.copy(self)
+        other.generator = torch.Generator(device=self.device).manual_seed(seed)
+        return other
+
     def _random(self, high: int, count: int) -> Tensor:
         return torch.randint(high, (count,), generator=self.generator, device=self.device)
 
@@ -49,6 +56,10 @@ class Batches:
             rows.append(self.streams[name][at])
         tokens = torch.cat(rows).long()
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def members(self, size: int, count: int) -> Tensor:
+        """``count`` random numbers of sequences in a pool of ``size``."""
+        return self._random(size, count)
 
     def rows(self, length: int, count: int) -> Tensor:
         """``count`` random rows, each of which sees a latent."""

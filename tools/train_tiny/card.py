@@ -17,16 +17,23 @@ def _numbers(values: list[float], digits: int = 2) -> str:
 
 
 def _phases(log: Path) -> str:
-    """One line a phase: its last logged step, tokens so far and seconds so far."""
-    last: dict[str, dict[str, Any]] = {}
+    """One line a phase, and their sums: its last logged step, its tokens, its seconds.  Both count on from phase to
+    phase within a run, and from zero where a run takes its first weights from a checkpoint."""
+    phases: dict[str, dict[str, float]] = {}
+    before = {"tokens": 0.0, "seconds": 0.0}
     for line in log.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        last[entry["phase"]] = entry
+        at = phases.setdefault(entry["phase"], {"tokens": 0.0, "seconds": 0.0})
+        at["step"] = entry["step"]
+        for key, last in before.items():
+            at[key] += entry[key] - last if entry[key] >= last else entry[key]
+            before[key] = entry[key]
+    total = {key: sum(at[key] for at in phases.values()) for key in ("step", "tokens", "seconds")}
     rows = [
-        f"| {name} | {entry['step']:,} | {entry['tokens'] / 1e6:,.0f} M | {entry['seconds']:,.0f} |"
-        for name, entry in last.items()
+        f"| {name} | {at['step']:,.0f} | {at['tokens'] / 1e6:,.0f} M | {at['seconds']:,.0f} |"
+        for name, at in [*phases.items(), ("together", total)]
     ]
-    return "\n".join(["| phase | steps | tokens, running | seconds, running |", "|---|---|---|---|", *rows])
+    return "\n".join(["| phase | steps | tokens | seconds on one H200 |", "|---|---|---|---|", *rows])
 
 
 def _verdict(value: float, bound: float, at_least: bool) -> str:
@@ -46,6 +53,8 @@ def _table(report: dict[str, Any], base: dict[str, float]) -> str:
          f"{base['heldout_dialogue']:.3f} / {quantised['heldout_dialogue']:.3f}", ""),
         ("mean accepted length, greedy, with the bonus token",
          f"{drafts['mean_accepted_length']:.2f} (wanted: 2.5)", _verdict(drafts["mean_accepted_length"], 2.5, True)),
+        ("the same at temperature 1: behind its own samples / behind held-out text",
+         f"{report['sampled']['own_samples']:.2f} / {report['sampled']['held_out_text']:.2f}", ""),
         ("confidence, area under the curve",
          f"{drafts['confidence_auc']:.3f} (wanted: 0.75)", _verdict(drafts["confidence_auc"], 0.75, True)),
         ("KL(exact, bounded replay)", f"{replay['replay']:.4f}", ""),
@@ -106,7 +115,7 @@ def write_card(folder: Path, data: Path, baseline: Path, report: Path, log: Path
 A demonstration model: the text architecture of DeepSeek-V4.1-Flash in small, trained from nothing on the documentation
 and code of Python projects, in the official checkpoint format. It shows that text, tools, drafts, bounded replay and
 quantised weights work. It knows next to nothing and is wrong often; do not rely on what it says.
-{f"{chr(10)}{note}{chr(10)}" if note else ""}
+
 * Made by `tools/train_tiny`; `training_log.jsonl` is its log.
 * {shape.num_hidden_layers} layers of {shape.hidden_size} features and {shape.num_nextn_predict_layers} draft blocks,
   {parameter_count(backbone) / 1e6:.2f} M + {parameter_count(draft) / 1e6:.2f} M parameters, {size / 1e6:.1f} MB: FP4
@@ -123,7 +132,9 @@ the released roundings.
 Loss by position in the chunk: {positions}.
 
 Drafts over {drafts['prompts']} held-out prompts of {drafts['prompt_tokens']} tokens with {drafts['answer_tokens']}
-greedy tokens each, {drafts['steps']:,} steps; {kinds} tokens a step.
+greedy tokens each, {drafts['steps']:,} steps; {kinds} tokens a step. A small model's greedy
+text repeats itself, which makes it easy to guess. It repeats itself less at temperature 1, and text that people wrote
+is harder still: the two figures below the greedy one, of drafts that are sampled too and kept by rejection sampling.
 
 | drafted position | 1 | 2 | 3 | 4 | 5 |
 |---|---|---|---|---|---|
@@ -135,7 +146,7 @@ greedy tokens each, {drafts['steps']:,} steps; {kinds} tokens a step.
 ## Training
 
 {_phases(log)}
-
+{f"{chr(10)}{note}{chr(10)}" if note else ""}
 ## Data
 
 {_data(corpus)}
@@ -145,7 +156,8 @@ greedy tokens each, {drafts['steps']:,} steps; {kinds} tokens a step.
 {_samples(found)}
 """
     calibration = {"confidence_temperatures": drafts["temperatures"]}
-    judged = {key: drafts[key] for key in ("mean_accepted_length", "answer_tokens", "prompt_ids")}
+    judged_by = ("mean_accepted_length", "answer_tokens", "steps_by_prompt", "tokens_by_prompt", "prompt_ids")
+    judged = {key: drafts[key] for key in judged_by}
     contents = {
         "README.md": text,
         "draft_calibration.json": json.dumps(calibration) + "\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .draft import DraftHead
-from .formats import pack_fp4_rows, pack_fp8_blocks, pack_fp8_rows, unpack
+from .formats import pack_fp4_rows, pack_fp8_blocks, pack_fp8_rows, rounded, unpack
 from .layers import Experts, Linear
 from .model import Backbone, Block
 from .shape import Shape, to_config
@@ -63,7 +64,7 @@ def _block(prefix: str, block: Block) -> Iterator[Entry]:
     yield from _experts(f"{prefix}.ffn", block.ffn)
 
 
-def entries(backbone: Backbone, draft: DraftHead) -> Iterator[Entry]:
+def backbone_entries(backbone: Backbone) -> Iterator[Entry]:
     """Every parameter under its official name, with the form it is stored in."""
     yield "embed", backbone.embed, "bf16"
     yield "head", backbone.head, "bf16"
@@ -76,6 +77,10 @@ def entries(backbone: Backbone, draft: DraftHead) -> Iterator[Entry]:
             yield _linear(f"layers.{i}.engram.wkv", engram.wkv)
             yield f"layers.{i}.engram.q_weight", engram.q_weight, "plain bf16"
             yield f"layers.{i}.engram.k_weight", engram.k_weight, "plain bf16"
+
+
+def draft_entries(draft: DraftHead) -> Iterator[Entry]:
+    """The same of the draft head."""
     for i, block in enumerate(draft.draft_blocks()):
         yield from _block(f"mtp.{i}", block)
     last = f"mtp.{len(draft.blocks) - 1}"
@@ -85,6 +90,11 @@ def entries(backbone: Backbone, draft: DraftHead) -> Iterator[Entry]:
     yield f"{last}.markov_head.embed", draft.markov_embed, "bf16"
     yield f"{last}.markov_head.head", draft.markov_head, "bf16"
     yield _linear(f"{last}.confidence_head.proj", draft.confidence)
+
+
+def entries(backbone: Backbone, draft: DraftHead) -> Iterator[Entry]:
+    yield from backbone_entries(backbone)
+    yield from draft_entries(draft)
 
 
 def tensors(backbone: Backbone, draft: DraftHead, quantised: bool) -> dict[str, Tensor]:
@@ -100,6 +110,17 @@ def tensors(backbone: Backbone, draft: DraftHead, quantised: bool) -> dict[str, 
             is_half = quantised and storage.endswith("bf16")
             out[key] = value.to(torch.bfloat16 if is_half else torch.float32).clone().contiguous()
     return out
+
+
+@torch.no_grad()
+def frozen(backbone: Backbone) -> Backbone:
+    """A copy whose parameters are the values that their stored forms stand for: for modes that are ``frozen``."""
+    kinds = {"fp8": "fp8_blocks", "fp8 rows": "fp8_groups", "fp4": "fp4_groups", "bf16": "bf16", "plain bf16": "bf16"}
+    fixed = copy.deepcopy(backbone).eval().requires_grad_(False)
+    for _, value, storage in backbone_entries(fixed):
+        if storage in kinds:
+            value.copy_(rounded(value, kinds[storage]))
+    return fixed
 
 
 def write(folder: Path, backbone: Backbone, draft: DraftHead, image_token_id: int, quantised: bool) -> None:

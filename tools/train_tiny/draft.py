@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from . import kernels
 from .attention import Attention
+from .decode import choose
 from .layers import Linear, Mode, RMSNorm, collapse, stored
 from .model import Backbone, Block, Output, start_streams
 from .shape import Shape
@@ -85,21 +86,31 @@ class DraftHead(nn.Module):
         return F.linear(torch.cat((x, previous), -1).float(), self.confidence.matrix(mode).float())[..., 0]
 
     @torch.no_grad()
-    def greedy(
-        self, backbone: Backbone, context: list[Tensor], ids: Tensor, anchors: Tensor, mode: Mode
-    ) -> tuple[Tensor, Tensor]:
-        """(tokens, confidence logits), both [B, A, block], of greedy drafts."""
+    def propose(
+        self,
+        backbone: Backbone,
+        context: list[Tensor],
+        ids: Tensor,
+        anchors: Tensor,
+        mode: Mode,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, confidence logits, the tokens' chances), all [B, A, block], of drafts that are greedy, or sampled
+        when there is a generator."""
         x = self.states(backbone, context, ids, anchors, mode)
         base = self.base_logits(backbone, x, mode)
         token = ids.gather(1, anchors).flatten()
-        tokens, confidences = [], []
+        drawn: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
         for j in range(x.shape[1]):
             previous = self.previous(token, mode)
-            confidences.append(self.confidence_logits(x[:, j], previous, mode))
-            token = (base[:, j] + self.markov_logits(previous, mode)).argmax(-1)
-            tokens.append(token)
-        shape = (*anchors.shape, -1)
-        return torch.stack(tokens, -1).view(shape), torch.stack(confidences, -1).view(shape)
+            logits = base[:, j] + self.markov_logits(previous, mode)
+            token = choose(logits, torch.ones_like(logits[:, 0]), generator)
+            chance = logits.softmax(-1).gather(-1, token[:, None])[:, 0]
+            sure = self.confidence_logits(x[:, j], previous, mode)
+            for values, value in zip(drawn, (token, sure, chance), strict=True):
+                values.append(value)
+        tokens, confidences, chances = (torch.stack(values, -1).view(*anchors.shape, -1) for values in drawn)
+        return tokens, confidences, chances
 
 
 def _attend(attn: Attention, x: Tensor, earlier: Tensor, allowed: Tensor, positions: Tensor, mode: Mode) -> Tensor:

@@ -106,8 +106,12 @@ class Engram(nn.Module):
 
     def forward(self, h: Tensor, ids: Tensor, mode: Mode) -> Tensor:
         """h [B · T, n, d] with the n-grams of ids [B, T] added."""
+        return self.add(h, self.rows(ids).flatten(0, 1), mode)
+
+    def add(self, h: Tensor, rows: Tensor, mode: Mode) -> Tensor:
+        """h [N, n, d] with the table rows [N, columns] added."""
         table = stored(self.embed, "fp8_groups", mode)
-        kv = self.wkv(table[self.rows(ids).flatten(0, 1)].flatten(-2), mode)
+        kv = self.wkv(table[rows].flatten(-2), mode)
         weight = stored(self.q_weight, "bf16", mode).float() * stored(self.k_weight, "bf16", mode).float()
         return inject(h, kv, weight, self.eps)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import checkpoint, measure, ngram
 from .chat import BOS, Control, Dialogue, Piece, Turn, render
+from .decode import continue_prompts
 from .draft import DraftHead
 from .engram import load_classes
 from .layers import Mode
@@ -103,6 +104,8 @@ def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: M
         "steps": len(drafts.accepted),
         "mean_accepted_length": drafts.mean_length,
         "prompt_ids": sequences[:, :PROMPT].tolist(),
+        "steps_by_prompt": [drafts.sequence.count(row) for row in range(len(sequences))],
+        "tokens_by_prompt": _tokens_by_prompt(drafts, len(sequences)),
         "by_kind": _by_kind(backbone, draft, sequences, mode),
         "acceptance_by_position": measure.acceptance_by_position(drafts),
         "confidence_auc": measure.area_under_curve(drafts),
@@ -112,10 +115,33 @@ def speculation(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: M
     }
 
 
+def _tokens_by_prompt(drafts: measure.Drafts, count: int) -> list[int]:
+    tokens = [0] * count
+    for row, good in zip(drafts.sequence, drafts.accepted, strict=True):
+        tokens[row] += good + 1
+    return tokens
+
+
 def greedy_sequences(backbone: Backbone, data: Path, mode: Mode, count: int) -> Tensor:
     """Held-out prompts with their greedy continuations, [count, PROMPT + ANSWER]."""
     begin = prompts(data, count, seed=7).to(backbone.embed.device)
-    return torch.cat([measure.continue_greedily(backbone, part, ANSWER, mode) for part in begin.split(96)])
+    return measure.extend(backbone, begin, ANSWER, mode)
+
+
+def sampled_speculation(
+    backbone: Backbone, draft: DraftHead, begin: Tensor, data: Path, mode: Mode
+) -> dict[str, float]:
+    """Tokens a step at temperature 1: behind samples of the model's own and, taught by force, behind held-out text."""
+    generator = torch.Generator(device=begin.device).manual_seed(13)
+    own = measure.extend(backbone, begin, ANSWER, mode, generator)
+    text = _tokens(data, "heldout_text").to(begin.device)
+    at = torch.linspace(0, text.numel() - PROMPT - ANSWER - 1, len(begin), device=begin.device).long()
+    written = text[at[:, None] + torch.arange(PROMPT + ANSWER, device=begin.device)]
+    found = {"own_samples": own, "held_out_text": written}
+    return {
+        name: measure.sampled_length(backbone, draft, sequences, PROMPT, mode, generator)
+        for name, sequences in found.items()
+    }
 
 
 def _by_kind(backbone: Backbone, draft: DraftHead, sequences: Tensor, mode: Mode) -> dict[str, float]:
@@ -149,10 +175,16 @@ def sample_prompts() -> list[tuple[str, list[Piece]]]:
 def samples(backbone: Backbone, encoder: Encoder, mode: Mode, count: int = 72) -> list[dict[str, str]]:
     """Greedy continuations; control tokens are shown by their spelling."""
     device = backbone.embed.device
+    shown = sample_prompts()
+    rows = [encoder.encode(pieces) for _, pieces in shown]
+    prompts = torch.tensor([len(row) for row in rows], device=device)
+    ids = torch.zeros(len(rows), int(prompts.max()) + count, dtype=torch.long, device=device)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+    made, _ = continue_prompts(backbone, ids, prompts, torch.zeros(len(rows), device=device), mode)
     found = []
-    for prompt, pieces in sample_prompts():
-        ids = torch.tensor([encoder.encode(pieces)], device=device)
-        answer = measure.continue_greedily(backbone, ids, count, mode)[0, ids.shape[1] :].tolist()
+    for (prompt, _), row, tokens in zip(shown, rows, made.tolist(), strict=True):
+        answer = tokens[len(row) : len(row) + count]
         answer = answer[: answer.index(1) + 1] if 1 in answer else answer
         found.append({"prompt": prompt, "answer": encoder.tokenizer.decode(answer, skip_special_tokens=False)})
     return found
@@ -164,7 +196,7 @@ def evaluate(
     """Everything; ``scale`` < 1 uses less text and fewer prompts.  ``sequences`` is a JSON list of greedy sequences
     that an engine made from :func:`prompts`; without it they are computed here, which only a GPU does in a minute."""
     began = time.monotonic()
-    mode = Mode(quantised=True, exact_ties=True)
+    mode = Mode(quantised=True, frozen=True, exact_ties=True)
     most = None if scale >= 1 else max(1, int(48 * scale))
     backbone, draft = load(folder, device)
     report: dict[str, Any] = {"held_out_quantised": held_out_losses(backbone, data, mode, most)}
@@ -178,6 +210,7 @@ def evaluate(
     else:
         greedy = torch.tensor(json.loads(sequences.read_text(encoding="utf-8")), device=device)
     report["speculation"] = speculation(backbone, draft, greedy, mode)
+    report["sampled"] = sampled_speculation(backbone, draft, greedy[:, :PROMPT], data, mode)
     report["samples"] = samples(backbone, Encoder(folder / "tokenizer.json"), mode)
     report["seconds"] = round(time.monotonic() - began, 1)
     return report

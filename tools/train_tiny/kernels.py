@@ -21,9 +21,10 @@ def window_mask(rows: int, window: int, segment_start: Tensor | None, device: to
     return seen & (i >= segment_start[..., None])
 
 
-def causal_latents(rows: int, latents: int, ratio: int, device: torch.device) -> Tensor:
-    """bool [rows, latents]: latent j is complete, and so visible, from row (j + 1) · ratio − 1."""
-    row = torch.arange(rows, device=device)
+def causal_latents(rows: int, latents: int, ratio: int, device: torch.device, first: int = 0) -> Tensor:
+    """bool [rows, latents] of rows at positions first, first + 1, ...: latent j is complete, and so visible, from
+    position (j + 1) · ratio − 1."""
+    row = torch.arange(first, first + rows, device=device)
     return torch.arange(latents, device=device)[None] < ((row + 1) // ratio)[:, None]
 
 

@@ -55,6 +55,7 @@ class Mode:
 
     dtype: torch.dtype = torch.float32
     quantised: bool = False  # weights, activations and caches on their stored grids
+    frozen: bool = False  # the weights lie on their grids already, see checkpoint.frozen
     sparse: bool = True  # attend to the selected latents; else to every visible one
     exact_ties: bool = False  # equal index scores select the lower position
     kernel: str = "dense"  # or "flex"
@@ -78,7 +79,7 @@ class Linear(nn.Module):
 
 def stored(weight: Tensor, kind: str | None, mode: Mode) -> Tensor:
     """A parameter in the working dtype, on the grid of its checkpoint form when the mode quantises."""
-    if kind is not None and mode.quantised:
+    if kind is not None and mode.quantised and not mode.frozen:
         weight = rounded(weight, kind)
     return weight.to(mode.dtype)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from .decode import continue_prompts
 from .draft import DraftHead
 from .layers import Mode
 from .model import Backbone
@@ -62,14 +64,13 @@ def replay_divergence(backbone: Backbone, tokens: Tensor, mode: Mode, prompts: i
     return {name: sum(values) / len(values) for name, values in mean.items()}
 
 
-@torch.no_grad()
-def continue_greedily(backbone: Backbone, ids: Tensor, count: int, mode: Mode) -> Tensor:
-    """ids [B, T] with ``count`` greedy tokens more, computed anew for each token."""
-    for _ in range(count):
-        out = backbone(ids, mode)
-        token = backbone.logits(out.hidden[:, -1], mode).argmax(-1)
-        ids = torch.cat((ids, token[:, None]), 1)
-    return ids
+def extend(
+    backbone: Backbone, ids: Tensor, count: int, mode: Mode, generator: torch.Generator | None = None
+) -> Tensor:
+    """ids [B, T] with ``count`` tokens more: greedy ones, or samples at temperature 1 when there is a generator."""
+    longer = F.pad(ids, (0, count))
+    rows = torch.ones(len(ids), device=ids.device)
+    return continue_prompts(backbone, longer, rows * ids.shape[1], rows, mode, generator)[0]
 
 
 @dataclass
@@ -77,12 +78,14 @@ class Drafts:
     """What speculative greedy decoding of ``sequences`` did.
 
     ``accepted`` holds the accepted drafts of every verification step, ``hits`` [steps, block] the outcome of each
-    drafted position, NaN after a rejection, and ``confidence`` [steps, block] the confidence logits.
+    drafted position, NaN after a rejection, ``confidence`` [steps, block] the confidence logits and ``sequence`` the
+    number of each step's sequence.
     """
 
     accepted: list[int]
     hits: Tensor
     confidence: Tensor
+    sequence: list[int] = field(default_factory=list)
 
     @property
     def mean_length(self) -> float:
@@ -101,22 +104,50 @@ def speculate(backbone: Backbone, draft: DraftHead, sequences: Tensor, prompt: i
     out = backbone(sequences, mode)
     context = draft.context_keys(out.features, mode)
     anchors = torch.arange(prompt, sequences.shape[1] - size, device=sequences.device)
-    tokens, confidence = draft.greedy(backbone, context, sequences, anchors.expand(len(sequences), -1), mode)
+    tokens, confidence, _ = draft.propose(backbone, context, sequences, anchors.expand(len(sequences), -1), mode)
     at = anchors[:, None] + 1 + torch.arange(size, device=sequences.device)
     right = (tokens == sequences[:, at]).cpu()
     confidence = confidence.float().cpu()
     accepted: list[int] = []
+    sequence: list[int] = []
     hits, sure = [], []
     for row in range(len(sequences)):
         step = 0
         while step < right.shape[1]:
             good = int(right[row, step].long().cumprod(0).sum())
             accepted.append(good)
+            sequence.append(row)
             reached = torch.arange(size) <= good
             hits.append(torch.where(reached, right[row, step].float(), torch.nan))
             sure.append(confidence[row, step])
             step += good + 1
-    return Drafts(accepted, torch.stack(hits), torch.stack(sure))
+    return Drafts(accepted, torch.stack(hits), torch.stack(sure), sequence)
+
+
+@torch.no_grad()
+def sampled_length(
+    backbone: Backbone,
+    draft: DraftHead,
+    sequences: Tensor,
+    prompt: int,
+    mode: Mode,
+    generator: torch.Generator,
+    anchors: int = 8,
+) -> float:
+    """Expected tokens a step, bonus included, of drafts sampled at temperature 1 and kept by rejection sampling, at
+    ``anchors`` evenly spaced positions of sequences [B, prompt + n], which are samples at temperature 1 or text."""
+    size = draft.shape.dspark_block_size
+    context = draft.context_keys(backbone(sequences, mode).features, mode)
+    places = torch.linspace(prompt, sequences.shape[1] - size - 1, anchors).long().tolist()
+    total = 0.0
+    for place in places:
+        at = torch.full((len(sequences), 1), place, device=sequences.device)
+        tokens, _, chance = draft.propose(backbone, context, sequences, at, mode, generator)
+        ids = torch.cat((sequences[:, : place + 1], tokens[:, 0]), 1)
+        hidden = backbone(ids, mode).hidden[:, place:-1]
+        wanted = backbone.logits(hidden, mode).softmax(-1).gather(-1, tokens[:, 0, :, None])[..., 0]
+        total += float((wanted / chance[:, 0]).clamp(max=1).cumprod(-1).sum(-1).mean())
+    return 1 + total / len(places)
 
 
 def acceptance_by_position(drafts: Drafts) -> list[float]:
@@ -164,4 +195,4 @@ def calibrate(drafts: Drafts) -> list[float]:
 def part(drafts: Drafts, first: bool) -> Drafts:
     """Every other verification step, for calibrating on one half and judging on the other."""
     keep = slice(0, None, 2) if first else slice(1, None, 2)
-    return Drafts(drafts.accepted[keep], drafts.hits[keep], drafts.confidence[keep])
+    return Drafts(drafts.accepted[keep], drafts.hits[keep], drafts.confidence[keep], drafts.sequence[keep])

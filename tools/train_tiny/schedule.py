@@ -11,7 +11,8 @@ class Phase:
     """``steps`` optimiser steps on ``batch`` sequences of ``length`` tokens.
 
     ``replay`` is the share of sequences whose decoder layers see windows cut as a bounded replay cuts them.
-    ``anchors`` > 0 trains the draft head, at that many random positions a sequence, and nothing else.
+    ``anchors`` > 0 trains the draft head, at that many random positions a sequence, and nothing else; its sequences
+    come from a pool of that many, which the backbone has continued before (``pool.py``).
     """
 
     name: str
@@ -26,6 +27,7 @@ class Phase:
     replay: float = 0.0
     index_rows: int = 0
     anchors: int = 0
+    pool: int = 0
 
     def rate(self, step: int) -> float:
         """Learning rate: linear warm-up, then linear from ``first_rate`` to ``last_rate``."""
@@ -36,16 +38,15 @@ class Phase:
 
 PEAK = 4e-3
 PLAN: tuple[Phase, ...] = (
-    Phase("short", 5000, 512, 128, PEAK, PEAK, warm_up=200, index_rows=16),
-    Phase("long", 800, 2048, 32, PEAK, PEAK, index_rows=32),
-    Phase("final", 2200, 2048, 32, PEAK, 0.0, quantised=True, sparse=True, replay=0.5, index_rows=64),
-    Phase("draft", 2000, 2048, 32, 4e-3, 0.0, warm_up=30, quantised=True, sparse=True, anchors=96),
+    Phase("short", 5500, 512, 128, PEAK, PEAK, warm_up=200, index_rows=16),
+    Phase("final", 2000, 2048, 32, PEAK, 0.0, warm_up=20, quantised=True, sparse=True, replay=0.5, index_rows=64),
+    Phase("draft", 8400, 384, 64, 4e-3, 0.0, warm_up=50, quantised=True, sparse=True, anchors=48, pool=16384),
 )
 # Seconds, on two cores; for the test and for trying a change.
 SMOKE: tuple[Phase, ...] = (
     Phase("short", 6, 128, 2, PEAK, PEAK, warm_up=2, index_rows=8),
     Phase("final", 4, 256, 2, PEAK, 0.0, quantised=True, sparse=True, replay=0.5, index_rows=8),
-    Phase("draft", 4, 256, 2, 3e-3, 0.0, quantised=True, sparse=True, anchors=8),
+    Phase("draft", 4, 128, 2, 3e-3, 0.0, quantised=True, sparse=True, anchors=8, pool=4),
 )
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .draft import DraftHead, draft_loss
 from .layers import Experts, Mode, enable_compile
 from .model import Backbone, Output
 from .optimizer import make_optimizers, set_rate
+from .pool import Pool, make_pool
 from .schedule import Phase
 from .shape import Shape
 
@@ -50,13 +51,14 @@ class Trainer:
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.is_gpu = device.type == "cuda"
+        self.target: Backbone | None = None  # what the draft head learns to guess
+        self.pool: Pool | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
         self._plain_steps = 0
         if self.is_gpu:
             torch.backends.cuda.matmul.allow_tf32 = True
-            enable_compile(True)
 
     # State ------------------------------------------------------------------------------------------------------
 
@@ -78,7 +80,8 @@ class Trainer:
         self.backbone.load_state_dict(state["backbone"])
         self.draft.load_state_dict(state["draft"])
         self.progress = Progress(**state["progress"])
-        self.batches.generator.set_state(state["generator"].cpu())
+        if self.progress.phase < len(self.plan):  # a finished model may be read on another device
+            self.batches.generator.set_state(state["generator"].cpu())
         if state["optimizers"] and self.progress.phase < len(self.plan):
             self._start_phase()
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -99,9 +102,19 @@ class Trainer:
     def _start_phase(self) -> None:
         """Optimisers of the part that the phase trains: they live on from phase to phase of the backbone."""
         is_draft = self.phase.anchors > 0
+        enable_compile(self.is_gpu and not is_draft)  # few rows a draft: compiling would take longer than it saves
         self.backbone.train(not is_draft)
         self.draft.train(is_draft)
         self.optimizers = make_optimizers(self.draft if is_draft else self.backbone, self.phase.first_rate)
+
+    def _prepare_target(self) -> None:
+        """Freeze the backbone and let it write; the same in every leg, so that the state need not hold it."""
+        self.target = checkpoint.frozen(self.backbone)
+        mode = replace(self.mode(), frozen=True, kernel="dense")
+        writer = self.batches.fork(SEED + 1)
+        begin = time.monotonic()
+        self.pool = make_pool(self.target, writer, self.phase.pool, self.phase.length, mode)
+        print(f"pool sequences={self.phase.pool} seconds={time.monotonic() - begin:.1f}", flush=True)
 
     def mode(self) -> Mode:
         phase = self.phase
@@ -115,41 +128,30 @@ class Trainer:
     def _draw(self) -> dict[str, Tensor]:
         """The random inputs of one step."""
         phase = self.phase
-        ids, targets = self.batches.draw(phase.batch, phase.length)
-        drawn = {"ids": ids, "targets": targets}
         if phase.anchors:
+            assert self.pool is not None
             block = self.draft.shape.dspark_block_size
+            drawn = self.pool.pick(self.batches.members(phase.pool, phase.batch))
             drawn["anchors"] = self.batches.anchors(phase.batch, phase.length, phase.anchors, block)
-        else:
-            drawn["rows"] = self.batches.rows(phase.length, phase.index_rows)
-            if phase.replay:
-                drawn["segments"] = self.batches.segments(phase.batch, phase.length, phase.replay)
+            return drawn
+        ids, targets = self.batches.draw(phase.batch, phase.length)
+        drawn = {"ids": ids, "targets": targets, "rows": self.batches.rows(phase.length, phase.index_rows)}
+        if phase.replay:
+            drawn["segments"] = self.batches.segments(phase.batch, phase.length, phase.replay)
         return drawn
 
     def _loss(self, drawn: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         mode = self.mode()
         if self.phase.anchors:
-            target = self._target(drawn, mode)
-            enable_compile(False)  # few rows: compiling would take longer than it saves
-            draft = draft_loss(self.draft, self.backbone, target, drawn["ids"], drawn["anchors"], mode)
-            enable_compile(self.is_gpu)
+            assert self.target is not None
+            out = Output(drawn["hidden"], drawn["features"], [])
+            draft = draft_loss(self.draft, self.target, out, drawn["ids"], drawn["anchors"], mode)
             parts = {"cross_entropy": draft.cross_entropy, "overlap": draft.overlap, "confidence": draft.confidence}
             return draft.total, {name: value.detach() for name, value in parts.items()}
         out = self.backbone(drawn["ids"], mode, drawn.get("segments"), drawn["rows"])
         loss = self.backbone.loss(out.hidden, drawn["targets"], mode).mean()
         index = torch.stack(out.index_losses).mean()
         return loss + index, {"loss": loss.detach(), "index": index.detach()}
-
-    def _target(self, drawn: dict[str, Tensor], mode: Mode) -> Output:
-        """Output of the frozen backbone, detached.
-
-        On a GPU it runs as in training, gradients recorded and windows "cut" at the start: so it uses the kernels
-        that the phase before has compiled.
-        """
-        with torch.set_grad_enabled(self.is_gpu):
-            segments = torch.zeros_like(drawn["ids"]) if self.is_gpu else None
-            out = self.backbone(drawn["ids"], mode, segments)
-        return Output(out.hidden.detach(), out.features.detach(), [])
 
     def _update(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         """Forward, backward and the optimisers' step, without a read of the device: a graph can hold it."""
@@ -215,6 +217,8 @@ class Trainer:
             while self.progress.phase < len(self.plan):
                 if not self.optimizers:
                     self._start_phase()
+                if self.phase.anchors and self.pool is None:
+                    self._prepare_target()
                 while self.progress.step < self.phase.steps:
                     parts = self.step()
                     is_last = self.progress.step == self.phase.steps
