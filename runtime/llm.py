@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 _NO_PROMPT = "a prompt is a text or a list of token ids"
 _CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
+_STORE_SECONDS = 2.0  # that starting waits for a prefix store to say what it has
 _SNAPSHOT_SHARE = 0.1  # likewise, for window snapshots
 
 
@@ -347,6 +348,7 @@ def _store(package: Package, engine: Engine,
     identity = identity_of(package.plan, options, engine.checkpoint)
     settings = asked if isinstance(asked, StoreSettings) else StoreSettings(Path(asked))
     store = Store(settings, layout_of(package.plan, digest(*identity)))
+    store.ready(_STORE_SECONDS)
     return Roots(identity, store.tenant_salt), store
 
 
