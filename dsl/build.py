@@ -6,6 +6,7 @@ layer asks for exist once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,16 +80,18 @@ def _spec_location() -> Loc:
         frame = frame.f_back
     if frame is None:
         return Loc()
-    place, callers = Loc(Path(frame.f_code.co_filename).name, frame.f_lineno), list[Loc]()
-    folder, outer = Path(frame.f_code.co_filename).parent, frame.f_back
+    folder, _, name = frame.f_code.co_filename.rpartition(os.sep)
+    callers: list[Loc] = []
+    outer = frame.f_back
     while outer is not None and len(callers) < _MOST_CALLERS:
         file = outer.f_code.co_filename
-        if Path(file).parent == folder:
-            callers.append(Loc(Path(file).name, outer.f_lineno))
+        of, _, its_name = file.rpartition(os.sep)
+        if of == folder:
+            callers.append(Loc(its_name, outer.f_lineno))
         elif not file.startswith(_HERE):  # an op of the DSL may call back into the spec
             break
         outer = outer.f_back
-    return Loc(place.file, place.line, tuple(callers))
+    return Loc(name, frame.f_lineno, tuple(callers))
 
 
 def current() -> Builder:
