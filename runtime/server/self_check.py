@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from pathlib import Path
 
 from deepinfer.errors import ArtifactError, InternalError
 from deepinfer.runtime import events
 from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.records import record_file, write_record
 from deepinfer.runtime.sampling_params import SamplingParams
 
 _PROMPT_TOKENS, _ANSWER_TOKENS = 48, 16
@@ -44,12 +44,11 @@ def check_against_record(digest: str, folder: Path, identity: dict[str, str]) ->
     Raises:
         ArtifactError: the answer is another one than before.
     """
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    file = folder / f"{key}.json"
+    file = record_file(folder, identity)
     try:
         recorded = json.loads(file.read_text(encoding="utf-8"))["digest"]
     except (OSError, ValueError, KeyError, TypeError):
-        _write(file, {"digest": digest, **identity})
+        write_record(file, {"digest": digest, **identity})
         events.info("self_check_recorded", digest=digest[:16], file=file)
         return True
     if recorded != digest:
@@ -82,14 +81,3 @@ def machine_identity() -> str:
     except OSError:
         pass
     return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"
-
-
-def _write(file: Path, record: dict[str, str]) -> None:
-    """Whole or not at all: written beside, synced, renamed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as f:
-        json.dump(record, f, indent=1, sort_keys=True)
-        f.flush()
-        os.fsync(f.fileno())
-    aside.replace(file)

@@ -1,0 +1,190 @@
+"""How many drafts a step verifies in all, and which sequences draft at all.
+
+Confidence-scheduled verification: with a_rj the probability that draft j of sequence r is accepted together with all
+before it, and T(B) the time of a step of B rows, a step of the sequences R that verifies the K most probable drafts
+brings |R| + sum of the K largest a_rj tokens in T(|R| + K) + the time of drafting. K is the best of all, whatever the
+shape of T (a staircase has many local optima).
+
+Causality. K must not depend on the drafts that it admits: a confidence is computed from the draft before it, so a K
+made from it favours some drafts over others, and the tokens that come out no longer follow the model's distribution.
+K is therefore never made from a sequence's newest block, which may be the one to be verified, but from those before.
+Which drafts the K are is decided where the newest confidences are; that is safe, since a_rj never rises with j and so
+no draft's place depends on what follows it.
+
+Drafting stops for all when the best K no longer pays for the blocks, and for one sequence whose blocks bring clearly
+less than their share of the costs. Both are tried again after a pause that doubles while nothing has changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.runtime.speculation.cost import CostCurve
+from deepinfer.runtime.speculation.interface import Counts, Observed, Slots
+
+_POOL = 1024  # confidences that an estimate is made of, at least as many as one block of each sequence has
+_HISTORY = 16  # blocks of a sequence that are remembered
+_FADE = 0.98  # of what is known, at each step, in the calibration
+_PRIOR = 20.0  # judged drafts that the calibration starts with
+_TRUST = (0.05, 3.0)  # bounds of the calibration
+_WEIGHT = 0.1  # of the newest value in a running mean
+_WARM = 2  # steps after a pause until estimates rest on blocks made since
+_TRIED = 3  # further steps before all stop, further blocks before one sequence does
+_LEAST, _CLEAR = 1.005, 1.05  # speed with drafts over speed without: all stop below; pauses start anew above
+_SHARE = 0.6  # of its costs that a sequence's drafts have to bring
+_FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048  # steps without drafts
+
+
+class ScheduledDrafts:
+    """A `DraftPolicy`.
+
+    Args:
+        curve: of the engine on this machine. ``slots``: of the engine; ``m``: drafts of a block.
+        limit: drafts that one sequence verifies in a step at most; None: its block.
+    """
+
+    def __init__(self, curve: CostCurve, slots: int, m: int, limit: int | None = None) -> None:
+        self.curve, self.m, self.limit = curve, m, m if limit is None else limit
+        self.reach = np.full((slots, _HISTORY, m), np.nan)  # a_rj of each sequence's blocks, by place in the ring
+        self.blocks = np.zeros(slots, np.int64)  # blocks made for the sequence in the slot
+        self.ready = np.zeros(slots, bool)  # the newest block waits to be verified
+        self.off_until = np.zeros(slots, np.int64)  # step up to which the sequence does not draft
+        self.pause = np.full(slots, _FIRST_PAUSE, np.int64)
+        self.tried = np.zeros(slots, np.int64)  # blocks judged since the last change
+        self.gain = np.zeros(slots)  # running mean of drafts accepted a block
+        self.spent = np.zeros(slots)  # running mean of drafts verified a block
+        self.all_off_until, self.all_pause = 0, _FIRST_PAUSE
+        self.awake, self.advantage = 0, 0.0  # steps since all could draft; running mean of the speed-up
+        self.speed = self.row = self.block = 0.0  # tokens a second; seconds of a verified draft and of a block
+        self.judged = np.full(m, _PRIOR)
+        self.kept = _PRIOR * 0.6 ** np.arange(1, m + 1)  # accepted drafts by position
+        self.hoped = self.kept.copy()  # what confidences said of the judged ones
+        self.now = 0  # steps planned
+        self._asked: Slots = np.zeros(0, np.int64)
+        self._sizes = np.arange(slots * m + 1)
+        self._last = 1
+
+    # ---- DraftPolicy ------------------------------------------------------------------------------------------------
+    def opened(self, slot: int) -> None:
+        self.reach[slot], self.ready[slot] = np.nan, False
+        self.blocks[slot] = self.tried[slot] = self.off_until[slot] = 0
+        self.gain[slot] = self.spent[slot] = 0.0
+        self.pause[slot] = _FIRST_PAUSE
+
+    def most(self, slots: Slots) -> Counts:
+        self.now += 1
+        self._asked = slots
+        if not self._last / 2 <= len(slots) <= 2 * self._last:  # another load: what did not pay then may pay now
+            self._last = len(slots)
+            self.off_until[:] = np.minimum(self.off_until, self.now)
+            self.all_off_until, self.all_pause = min(self.all_off_until, self.now), _FIRST_PAUSE
+            self.pause[:] = _FIRST_PAUSE
+        return np.full(len(slots), self.limit, np.int32)
+
+    def wanted(self, slots: Slots) -> NDArray[np.bool_]:
+        if self.now < self.all_off_until:
+            return np.zeros(len(slots), bool)
+        out: NDArray[np.bool_] = self.off_until[slots] <= self.now
+        return out
+
+    def budget(self, most: Counts, other_rows: int) -> int:
+        slots = self._asked
+        drafting = self.wanted(slots)
+        room = int(most[drafting].sum())
+        if not room:
+            return 0
+        count = int(drafting.sum())
+        hoped = self._hoped(slots[drafting], most[drafting])[:room]
+        tokens = len(slots) + np.concatenate(((0.0,), np.cumsum(hoped)))
+        steps = self.curve.step(other_rows + self._sizes[: len(tokens)])
+        blocks = self.curve.draft(count)
+        speeds = tokens / (steps + blocks)
+        best = int(np.argmax(speeds))
+        self.speed, self.block = float(speeds[best]), blocks / count
+        self.row = float(steps[best] - steps[0]) / max(best, 1)
+        self._weigh(self.speed * float(steps[0]) / len(slots))
+        return best
+
+    def observe(self, seen: Observed) -> None:
+        slots, verified, accepted = seen.slots, seen.verified, seen.accepted
+        self._calibrate(slots, verified, accepted)
+        judged = self.ready[slots]
+        if judged.any():
+            self._judge(slots[judged], verified[judged], accepted[judged])
+        fresh = seen.drafted > 0
+        self.ready[slots] = fresh
+        if fresh.any():
+            at = slots[fresh]
+            self.reach[at, self.blocks[at] % _HISTORY] = np.cumprod(seen.confidence[fresh].astype(np.float64), axis=1)
+            self.blocks[at] += 1
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+    def _hoped(self, slots: Slots, most: Counts) -> NDArray[np.float64]:
+        """a_rj of blocks like those to be verified, the most probable first: the older blocks of each sequence, as
+        many as make a fair sample; where nothing is known, what drafts of that position were worth so far."""
+        usual = self.kept / self.judged
+        places = self._sample(slots)
+        count = places.shape[1]
+        found = self.reach[slots[:, None], places % _HISTORY]
+        known = (places >= 0)[:, :, None] & ~np.isnan(found)
+        worth = np.where(known, np.minimum(1.0, found * self._trust), usual)
+        worth[np.arange(self.m) >= most[:, None, None] + np.zeros((1, count, 1))] = 0.0
+        ordered = np.sort(worth, axis=None)[::-1]
+        return ordered if count == 1 else ordered.reshape(-1, count).mean(axis=1)
+
+    def _sample(self, slots: Slots) -> NDArray[np.int64]:
+        """[k, count]: the blocks that the budget may depend on. The newest is none of them: it may be the one to be
+        verified."""
+        count = int(np.clip(_POOL // max(1, len(slots) * self.m), 1, _HISTORY - 2))
+        out: NDArray[np.int64] = self.blocks[slots][:, None] - 2 - np.arange(count)
+        return out
+
+    @property
+    def _trust(self) -> NDArray[np.float64]:
+        """[m]: by how much confidences of each position over- or understate."""
+        out: NDArray[np.float64] = np.clip(self.kept / np.maximum(self.hoped, 1e-9), *_TRUST)
+        return out
+
+    def _calibrate(self, slots: Slots, verified: Counts, accepted: Counts) -> None:
+        places = np.arange(self.m)
+        looked = places < verified[:, None]
+        last = self.reach[slots, (self.blocks[slots] - 1) % _HISTORY]
+        said = np.where(np.isnan(last), self.kept / self.judged, np.minimum(last, 1.0))
+        at = looked.any(axis=0)
+        weight = (1 - _FADE) * _PRIOR / max(1, len(slots))
+        for total, values in ((self.hoped, np.where(looked, said, 0.0)), (self.judged, looked),
+                              (self.kept, looked & (places < accepted[:, None]))):
+            total[at] = _FADE * total[at] + weight * values.sum(axis=0)[at]
+
+    def _weigh(self, advantage: float) -> None:
+        """Stop all drafts where the best step with them is no faster than one without."""
+        self.awake += 1
+        tried = self.awake - _WARM
+        if tried <= 0:
+            return
+        self.advantage += max(_WEIGHT, 1 / tried) * (advantage - self.advantage)
+        if tried < _TRIED:
+            return
+        if self.advantage < _LEAST:
+            self.all_off_until = self.now + self.all_pause
+            self.all_pause = min(2 * self.all_pause, _LONGEST_PAUSE)
+            self.awake = 0
+        elif self.advantage > _CLEAR:
+            self.all_pause = _FIRST_PAUSE
+
+    def _judge(self, slots: Slots, verified: Counts, accepted: Counts) -> None:
+        """Stop the drafts of sequences for which they bring too little."""
+        weight = np.maximum(_WEIGHT, 1 / (self.tried[slots] + 1))
+        self.gain[slots] += weight * (accepted - self.gain[slots])
+        self.spent[slots] += weight * (verified - self.spent[slots])
+        self.tried[slots] += 1
+        at = slots[self.tried[slots] >= 3 * _TRIED]
+        if not len(at) or not self.speed:
+            return
+        loses = self.gain[at] / self.speed < _SHARE * (self.spent[at] * self.row + self.block)
+        off, on = at[loses], at[~loses]
+        self.off_until[off] = self.now + self.pause[off]
+        self.pause[off] = np.minimum(2 * self.pause[off], _LONGEST_PAUSE)
+        self.pause[on] = _FIRST_PAUSE
+        self.tried[off] = 0

@@ -1,0 +1,284 @@
+"""How many drafts are verified: the best number, never at the price of the distribution; costs measured and kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from null_executor import NullEngine, null_plan
+from scripted_drafts import BLOCK, PROFILES, ScriptedExecutor, curves, scripted_plan, simulate
+
+from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.executor import share_drafts
+from deepinfer.runtime.memory import SequenceMemory
+from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.speculation.cost import CostCurve, curve_of, kept_curve
+from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts, Observed
+from deepinfer.runtime.speculation.measure import ladder, measure_costs
+from deepinfer.runtime.speculation.scheduled import ScheduledDrafts
+
+CURVES = curves()
+CHAT, CODE, HOPELESS = PROFILES
+FLAT = CostCurve((1, 1000), (1.0, 1.0), (1, 100), (0.0, 0.0))
+
+
+def observed(policy: DraftPolicy, slots: Sequence[int], confidence: Any, verified: int = 0, accepted: int = 0) -> None:
+    """A step of ``slots`` that verified and accepted so many each and made blocks with these confidences."""
+    k = len(slots)
+    block = np.broadcast_to(np.asarray(confidence, np.float32), (k, np.shape(confidence)[-1]))
+    policy.observe(Observed(np.asarray(slots), np.full(k, verified, np.int32), np.full(k, accepted, np.int32), block,
+                            np.full(k, block.shape[1], np.int32), k, k, 0.0))
+
+
+def planned(policy: ScheduledDrafts, slots: Sequence[int]) -> int:
+    """The budget of a step of ``slots``."""
+    at = np.asarray(slots)
+    return policy.budget(policy.most(at), len(at))
+
+
+# ---- the budget ------------------------------------------------------------------------------------------------------
+def test_the_budget_is_the_best_of_all_on_a_staircase_too() -> None:
+    curve = CURVES["staircase"]
+    rng = np.random.default_rng(2)
+    for k in (300, 256, 40):
+        policy, slots = ScheduledDrafts(curve, k, BLOCK), list(range(k))
+        confidence = rng.uniform(0.2, 1, (k, BLOCK)).astype(np.float32)
+        for _ in range(30):  # one block for all, so that the older ones say what the newest says
+            observed(policy, slots, confidence)
+        worth = np.sort(np.cumprod(confidence.astype(float), axis=1).ravel())[::-1]
+        speeds = [(k + worth[:n].sum()) / (float(curve.step(k + n)) + curve.draft(k)) for n in range(len(worth) + 1)]
+        found = planned(policy, slots)
+        assert math.isclose(speeds[found], max(speeds), rel_tol=1e-3)
+
+
+def test_the_budget_does_not_depend_on_the_block_that_it_is_for() -> None:
+    curve = CURVES["staircase"]
+    found = set()
+    for newest in (0.01, 0.5, 0.99):
+        policy, slots = ScheduledDrafts(curve, 64, BLOCK), list(range(64))
+        for _ in range(5):
+            observed(policy, slots, [0.8] * BLOCK)
+        observed(policy, slots, [newest] * BLOCK)
+        found.add(planned(policy, slots))
+    assert len(found) == 1 and found != {0}
+
+
+TARGET, DRAFT = np.array([0.7, 0.3]), np.array([0.5, 0.5])
+
+
+class Acausal(ScheduledDrafts):
+    """Makes the budget from the very drafts that it is for."""
+
+    def _sample(self, slots: Any) -> Any:
+        return self.blocks[slots][:, None] - 1
+
+
+def chi_square(policy: ScheduledDrafts, steps: int) -> float:
+    """Of the first token of each step, with one degree of freedom: one sequence, a vocabulary of two, drafts judged by
+    rejection. The confidence of the second draft is high behind token 0 and low behind token 1."""
+    rng = np.random.default_rng(4)
+    counts = np.zeros(2)
+    slots, drafts, confidence, drafted = np.zeros(1, np.int64), np.zeros(2, int), np.full((1, 2), np.nan, np.float32), 0
+    for _ in range(steps):
+        budget = policy.budget(policy.most(slots), 1)
+        verified = int(share_drafts(confidence, np.array([drafted], np.int32), budget)[0])
+        accepted = 0
+        while accepted < verified and rng.random() < min(1.0, TARGET[drafts[accepted]] / DRAFT[drafts[accepted]]):
+            accepted += 1
+        law = TARGET
+        if accepted < verified:  # rejected: from what the target has more of
+            law = np.maximum(0.0, TARGET - DRAFT)
+            law = law / law.sum()
+        after = int(rng.choice(2, p=law))
+        counts[int(drafts[0]) if accepted else after] += 1
+        drafts = rng.choice(2, 2, p=DRAFT)
+        confidence = np.array([[0.8, 0.9 if drafts[0] == 0 else 0.05]], np.float32)
+        drafted = 2
+        policy.observe(Observed(slots, np.array([verified], np.int32), np.array([accepted], np.int32), confidence,
+                                np.array([2], np.int32), 1, 1, 0.0))
+    expected = TARGET * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_a_budget_from_the_drafts_themselves_changes_the_distribution_and_ours_does_not() -> None:
+    """Two rows are dear, three cost little more: both drafts or none."""
+    curve = CostCurve((1, 2, 3), (1.0, 1.9, 1.95), (1, 2), (0.0, 0.0))
+    bound = 10.83  # exceeded once in a thousand
+    assert chi_square(ScheduledDrafts(curve, 1, 2), 4000) < bound
+    assert chi_square(Acausal(curve, 1, 2), 4000) > 5 * bound
+
+
+# ---- switching off ---------------------------------------------------------------------------------------------------
+def test_drafting_stops_where_it_does_not_pay_and_is_tried_again() -> None:
+    curve = CostCurve((1, 1000), (1.0, 1.5), (1, 100), (0.1, 1.0))
+    policy, slots = ScheduledDrafts(curve, 4, BLOCK), [0, 1, 2, 3]
+    at = np.asarray(slots)
+
+    def run(steps: int, good: set[int]) -> list[np.ndarray[Any, Any]]:
+        """Which sequences drafted in each step; those in ``good`` have drafts that are always right."""
+        found = []
+        rate = np.array([[0.98 if i in good else 0.02] * BLOCK for i in slots], np.float32)
+        drafted = np.zeros(4, np.int32)
+        for _ in range(steps):
+            most = policy.most(at)
+            wanted = policy.wanted(at)
+            verified = share_drafts(rate, np.minimum(most, drafted), policy.budget(most, 4))
+            accepted = np.where([i in good for i in slots], verified, 0).astype(np.int32)
+            drafted = np.where(wanted, BLOCK, 0).astype(np.int32)
+            block = np.where(wanted[:, None], rate, np.nan)
+            policy.observe(Observed(at, verified, accepted, block, drafted, 4, 4, 0.0))
+            found.append(wanted)
+        return found
+
+    found = np.array(run(600, {0, 1, 2}))
+    assert found[-400:, :3].all() and found[-400:, 3].mean() < 0.2 and found[-400:, 3].any()
+    found = np.array(run(1500, {0, 1, 2, 3}))
+    assert found[-10:].all()
+    found = np.array(run(2500, set()))
+    assert found[-1500:].mean() < 0.02 and found[-1500:].any()
+    found = np.array(run(5000, {0, 1, 2, 3}))
+    assert found[-10:].all()
+
+
+def test_confidences_that_promise_too_much_are_not_believed() -> None:
+    curve = CURVES["staircase"]
+    budgets = []
+    for accepted in (1, 4):
+        policy, slots = ScheduledDrafts(curve, 128, BLOCK), list(range(128))
+        for _ in range(300):
+            planned(policy, slots)
+            observed(policy, slots, [0.9] * BLOCK, verified=5, accepted=accepted)
+        budgets.append(planned(policy, slots))
+        hoped = policy._hoped(np.asarray(slots), np.full(128, BLOCK, np.int32)).sum() / 128
+        assert 0.8 * accepted < hoped < 1.3 * accepted  # 0.9 + 0.81 + ... = 3.7 by the confidences
+    assert budgets[0] < budgets[1]
+
+
+def test_a_draft_head_without_confidences_is_judged_by_its_record() -> None:
+    curve = CostCurve((1, 2000), (1.0, 3.0), (1, 100), (0.0, 0.0))
+    for accepted, few in ((0, True), (5, False)):
+        policy, slots = ScheduledDrafts(curve, 64, BLOCK), list(range(64))
+        for _ in range(200):
+            planned(policy, slots)
+            observed(policy, slots, [np.nan] * BLOCK, verified=5, accepted=accepted)
+        assert (planned(policy, slots) < 64) == few
+
+
+# ---- what it brings --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("curve", "profile", "sequences", "fixed", "least"), [
+    ("staircase", CHAT, 256, 5, 1.06), ("staircase", CODE, 256, 5, 0.99), ("memory_bound", CHAT, 64, 5, 0.99),
+    ("memory_bound", CODE, 256, 5, 0.99), ("staircase", HOPELESS, 256, 0, 0.99),
+    ("memory_bound", HOPELESS, 16, 0, 0.99),
+    ("compute_bound", CHAT, 16, 0, 0.99), ("compute_bound", CODE, 4, 0, 0.99), ("staircase", CHAT, 4, 0, 0.99),
+])
+def test_scheduling_beats_fixed_numbers_or_costs_next_to_nothing(curve: str, profile: Any, sequences: int, fixed: int,
+                                                                 least: float) -> None:
+    """Tokens a second of simulated time; the whole table is tests/bench/bench_speculation.py."""
+    steps = 60_000 // max(64, sequences)
+    scheduled = simulate(ScheduledDrafts(CURVES[curve], sequences, BLOCK), CURVES[curve], (profile,), sequences,
+                         steps=steps)
+    plain = simulate(FixedDrafts(fixed), CURVES[curve], (profile,), sequences, steps=steps)
+    assert scheduled.speed >= least * plain.speed
+
+
+# ---- in the loop -----------------------------------------------------------------------------------------------------
+def served(policy: DraftPolicy, lag: int, sequences: int = 32, tokens: int = 120) -> tuple[list[list[int]], EngineCore]:
+    plan = scripted_plan(sequences, lag)
+    executor = ScriptedExecutor(plan, CURVES["staircase"], (CHAT, CODE, HOPELESS))
+    core = EngineCore(plan, NullEngine(), slots=sequences, blocks=64 * sequences, ends=(1,), seed=1, lag=lag,
+                      executor=executor, policy=policy, now=executor.clock)
+    requests = [core.make(f"r{i}", [2, 3, 4], SamplingParams(max_tokens=tokens, seed=i, detokenize=False))
+                for i in range(sequences)]
+    for request in requests:
+        core.add(request)
+    while core.requests:
+        assert core.step()
+    return [r.outputs[0].token_ids for r in requests], core
+
+
+def test_no_policy_changes_a_token_in_either_loop() -> None:
+    expected, _ = served(FixedDrafts(0), 0)
+    for lag in (0, 1):
+        for policy in (FixedDrafts(3), FixedDrafts(5), ScheduledDrafts(CURVES["staircase"], 32, BLOCK)):
+            found, _ = served(policy, lag)
+            assert found == expected
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_metrics_by_position_sum_to_the_totals(lag: int) -> None:
+    _, core = served(ScheduledDrafts(CURVES["staircase"], 32, BLOCK), lag)
+    m = core.metrics
+    verified, accepted = (dict(c.values) for c in (m.proposed_at, m.accepted_at))
+    executor = core.executor
+    assert isinstance(executor, ScriptedExecutor) and executor.verified > executor.accepted > 0
+    assert sum(verified.values()) == sum(m.draft_tokens.values.values())
+    assert sum(accepted.values()) == sum(m.accepted_tokens.values.values())
+    assert all(verified[str(j)] >= accepted[str(j)] for j in range(BLOCK))
+    assert [verified[str(j)] for j in range(BLOCK)] == sorted(verified.values(), reverse=True)
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+def test_a_curve_is_the_line_between_its_points_and_goes_on_behind_them() -> None:
+    curve = CostCurve((1, 64, 65, 128), (1.0, 1.0, 2.0, 3.0), (1, 10), (0.5, 1.4))
+    assert curve.step([1, 40, 64, 65, 128, 191]).tolist() == pytest.approx([1, 1, 1, 2, 3, 4])
+    assert curve.draft(0) == 0 and curve.draft(4) == pytest.approx(0.8) and curve.draft(20) == pytest.approx(2.4)
+    assert curve_of(json.loads(json.dumps(curve.record()))) == curve
+    for wrong in ({}, [], {**curve.record(), "form": 2}, {**curve.record(), "rows": [2, 1, 3, 4]},
+                  {**curve.record(), "step_seconds": [1.0, math.nan, 1.0, 1.0]}, {**curve.record(), "rows": "abcd"}):
+        assert curve_of(wrong) is None
+
+
+def test_a_curve_is_measured_once_for_engine_and_machine(tmp_path: Path) -> None:
+    measured = []
+
+    def measure() -> CostCurve:
+        measured.append(1)
+        return FLAT
+
+    first, second = {"engine": "a", "machine": "m"}, {"engine": "b", "machine": "m"}
+    for identity in (first, first, second, second):
+        assert kept_curve(tmp_path / "costs", identity, measure) == FLAT
+    assert len(measured) == 2
+    for file in (tmp_path / "costs").iterdir():
+        file.write_text("{" if len(measured) == 2 else json.dumps({"curve": {"form": 1}}))
+        measured.append(0)
+    assert kept_curve(tmp_path / "costs", first, measure) == kept_curve(tmp_path / "costs", second, measure) == FLAT
+    assert sum(measured) == 4 and kept_curve(tmp_path / "costs", first, measure) == FLAT and sum(measured) == 4
+    (tmp_path / "file").touch()
+    assert kept_curve(tmp_path / "file", first, measure) == FLAT  # nowhere to write: measured, and said
+
+
+class TimedEngine(NullEngine):
+    """Steps and drafts pass a virtual time that depends on their sizes."""
+
+    def __init__(self) -> None:
+        self.time, self.shapes = 0.0, list[tuple[str, int, int]]()
+
+    def run(self, entry: str, batch: Batch, pins: Any = None) -> dict[str, Any]:
+        self.shapes.append((entry, batch.count, batch.rows))
+        self.time += 1e-3 * (1 + (batch.rows > 16)) if entry == "step" else 1e-4 * batch.count
+        return {}
+
+
+def test_measuring_finds_the_steps_of_the_curve_and_leaves_the_memory_free() -> None:
+    plan, engine = null_plan(seqs=8, drafts=BLOCK, step=64), TimedEngine()
+    memory = SequenceMemory(plan, engine, 8, 64)
+    curve = measure_costs(plan, engine, memory, now=lambda: engine.time)
+    assert curve.rows == tuple(ladder(48)) and curve.sequences == tuple(ladder(8))
+    assert curve.step([1, 16]).tolist() == pytest.approx([1e-3, 1e-3])
+    assert curve.step([17, 48]).tolist() == pytest.approx([2e-3, 2e-3])
+    assert curve.draft(8) == pytest.approx(8e-4) and curve.draft(1) == pytest.approx(1e-4)
+    assert all(rows <= count * (BLOCK + 1) for _, count, rows in engine.shapes)
+    assert memory.free_slots == 8 and memory.free_blocks == 64 and not memory.live
+
+
+def test_measuring_ends_soon_on_a_slow_engine() -> None:
+    plan, engine = null_plan(seqs=8, drafts=BLOCK, step=64), TimedEngine()
+    measure_costs(plan, engine, SequenceMemory(plan, engine, 8, 64), seconds=0.0, now=lambda: engine.time)
+    assert len(engine.shapes) == len(ladder(48)) + 2 * len(ladder(8))
