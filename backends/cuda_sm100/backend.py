@@ -13,7 +13,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.dsl.types import DType
 from deepinfer.errors import InternalError
 
-FAMILIES = ("rowwise", "gemm", "grouped_gemm", "attend", "score_select")
+FAMILIES = ("rowwise", "gemm", "grouped_gemm", "attend", "score_select", "draw")
 
 
 class CudaBackend:

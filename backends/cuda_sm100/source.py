@@ -42,8 +42,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: a function of the text with its compile-time arguments. ``hot``: it may not spill. ``matrix``: it has
-    to use the tensor cores' asynchronous instructions."""
+    """One launch: a function of the text with its compile-time arguments. ``hot``: it may not spill. ``matrix``: it
+    has to use the tensor cores' asynchronous instructions. ``otherwise``: other numbers of warps to try, in this order, when
+    it spills."""
 
     function: str
     grid: Grid
@@ -52,6 +53,7 @@ class Stage:
     pipeline: int = 3
     hot: bool = False
     matrix: bool = False
+    otherwise: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

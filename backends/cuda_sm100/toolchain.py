@@ -106,11 +106,16 @@ class Toolchain:
 
         def make(folder: Path) -> None:
             result = self._compiled(request)
+            for warps in stage.otherwise:
+                if result["spills"]:
+                    other = self._compiled({**request, "warps": warps})
+                    result = min(result, other, key=lambda r: int(r["spills"]))
             self._check(stage, result)
             (folder / "kernel.cubin").write_bytes(base64.b64decode(result.pop("cubin")))
             (folder / "kernel.json").write_text(json.dumps(result, sort_keys=True), encoding="utf-8")
 
-        key = {"kind": "cuda stage", **self.key, **request, "hot": stage.hot, "matrix": stage.matrix}
+        key = {"kind": "cuda stage", **self.key, **request, "hot": stage.hot, "matrix": stage.matrix,
+               "otherwise": stage.otherwise}
         return self.cache.fetch(key, make)
 
     def _compiled(self, request: dict[str, Any]) -> dict[str, Any]:

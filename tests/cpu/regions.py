@@ -6,7 +6,7 @@ inputs and states, and its outputs are compared with the interpreter's values of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,6 +152,7 @@ class RegionRunner:
         return Param(datas, scales) if decl.stack else Param(datas[0], scales[0] if scales else None)
 
     options: dict[str, Any] = field(default_factory=dict)
+    launch: Callable[..., dict[int, Array]] = run
 
     @staticmethod
     def raw(t: torch.Tensor) -> Array:
@@ -195,7 +196,7 @@ class RegionRunner:
     def check(self, s: Kernel, isa: str = "") -> Checked:
         operands = [self.operand(op, b) for op, b in zip(s.spec.operands, s.bindings, strict=True)]
         done = Checked(s.spec.family, s.spec.title, s.spec.region[-1].scope)
-        out = run(s.spec, self.c_step, operands, isa=isa, rows=s.rows)
+        out = self.launch(s.spec, self.c_step, operands, isa=isa, rows=s.rows)
         for i, (op, b) in enumerate(zip(s.spec.operands, s.bindings, strict=True)):
             if not op.write:
                 continue

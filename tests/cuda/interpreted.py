@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from cpu.harness import Array, Param, State, Step
-from cuda.arguments import arguments
+from cuda.arguments import Arguments, arguments
 
 from deepinfer.backends.cuda_sm100.source import CudaSource, Variant
 from deepinfer.codegen.kernels.spec import KernelSpec
@@ -110,8 +110,12 @@ def tensor(x: Array) -> torch.Tensor:
 def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State | None], *, isa: str = "",
         rows: str = "", variant: int | None = None) -> dict[int, Array]:
     """As ``cpu.harness.run``; ``variant``: number of the variant to run instead of the one for the number of rows."""
+    return run_arguments(spec, arguments(spec, _made(spec)[0], step, operands, rows), variant)
+
+
+def run_arguments(spec: KernelSpec, made: Arguments, variant: int | None = None) -> dict[int, Array]:
+    """The same on arguments that are ready; arrays are written in place."""
     source, module = _made(spec)
-    made = arguments(spec, source, step, operands, rows)
     chosen = variant_for(source, made.rows) if variant is None else source.variants[variant]
     values = [tensor(v) if isinstance(v, np.ndarray) else v for v in made.values]
     for stage in chosen.stages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.backends.cpu.storage import stored
+from deepinfer.backends.cpu.storage import Part, record_parts, stored
 from deepinfer.backends.cpu.tile.index import Ix, linear
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
@@ -62,6 +62,9 @@ class Reader:
 
     def block(self, name: str, record: str, op: Operand, width: int, kv: int, ok: str = "j_ok") -> list[str]:
         """``name`` = features of the records, of kv head ``kv`` where there are several."""
+        parts = record_parts(op.type)
+        if kv == 1 and len(parts) == 1 and parts[0].dtype.is_block and width == op.size == power_of_two(width):
+            return self._whole(name, record, parts[0], ok)
         p = self._printer(width)
         d = Ix.var("d")
         at = d if kv == 1 else d + p.named("kv", kv, NOTHING) * (op.size // kv)
@@ -70,6 +73,22 @@ class Reader:
             raise InternalError(f"heads do not divide a record of several parts ({op.type})")
         out = decoded(p, record, op.type, at, Block(ok, frozenset((0,))))
         return [*p.lines, f"{name} = {out.text}.to({self.element})"]
+
+    def _whole(self, name: str, record: str, part: Part, ok: str) -> list[str]:
+        """All of a record of one block format: codes and scales are read once, as wide as they lie."""
+        t, n, group = part.dtype, part.count, part.dtype.block[1]
+        exact = "_bf16" if self.element == "tl.bfloat16" else ""
+        scale = f"di_e4m3({{}}).to({self.element})" if t.name == "fp4_e4m3" else f"di_e8m0{exact}({{}})"
+        across = f"tl.arange(0, {n // group})[None, :]"
+        lines = [f"scales = {scale.format(f'tl.load({record} + {part.scales} + {across}, mask={ok}, other=0)')}"]
+        if t.name == "mxfp8":
+            codes = f"tl.load({record} + tl.arange(0, {n})[None, :], mask={ok}, other=0)"
+            lines.append(f"codes = {codes}.to(tl.float8e4nv, bitcast=True).to({self.element})")
+        else:
+            lines.append(f"codes = tl.load({record} + tl.arange(0, {n // 2})[None, :], mask={ok}, other=0)")
+            lines.append(f"codes = tl.join(di_e2m1{exact}(codes & 15), di_e2m1{exact}(codes >> 4))")
+        grouped = f"tl.reshape(codes, [KEYS, {n // group}, {group}]) * scales[:, :, None]"
+        return [*lines, f"{name} = tl.reshape({grouped}, [KEYS, {n}])"]
 
     def _printer(self, width: int) -> Printer:
         p = Printer([], self.signature, Axes([0, 0], fixed=True), prefix="r")

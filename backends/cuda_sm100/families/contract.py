@@ -124,6 +124,14 @@ def columns_of(n: int, wide: int) -> int:
     return max(16, min(wide, 1 << (n - 1).bit_length()))
 
 
+_COSTLY = ("exp", "log", "softplus", "sigmoid", "cos", "sin")
+
+
+def fits_wide_tile(anchors: int, ops: Sequence[TileOp]) -> bool:
+    """Whether the registers hold a tile of 128 x 128 sums and what the epilogue makes of them."""
+    return anchors == 1 and not any(o.op in _COSTLY for o in ops)
+
+
 def depth(k: int, weights: Sequence[Weight], bf16: bool) -> int:
     """Elements of K that a step of the loop takes: whole blocks of scales."""
     if not bf16:

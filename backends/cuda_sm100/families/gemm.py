@@ -12,6 +12,7 @@ from deepinfer.backends.cuda_sm100.families.contract import (
     components,
     depth,
     exact_in_bf16,
+    fits_wide_tile,
     weight_of,
 )
 from deepinfer.backends.cuda_sm100.signature import Signature
@@ -45,9 +46,10 @@ def emit(spec: KernelSpec) -> CudaSource:
                       "lines": epilogue.lines(c, lead, groups)})
     step = depth(k, weights, bf16)
     leads = math.prod(lead)
+    roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
     for rows, tile, wide, warps in _TILES:
-        bn = columns_of(widest, wide)
+        bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["columns"] // bn) * groups for t in tiles)
         constants = (("BT", tile), ("BN", bn), ("BK", step))
         hopper = bf16 and bn >= 64

@@ -8,6 +8,7 @@ from deepinfer.backends.cuda_sm100.families.contract import (
     components,
     depth,
     exact_in_bf16,
+    fits_wide_tile,
     weight_of,
 )
 from deepinfer.backends.cuda_sm100.families.gemm import anchor, kinds
@@ -42,9 +43,10 @@ def emit(spec: KernelSpec) -> CudaSource:
         anchors = [anchor(signature, operands[i], weights[i], i, k) for i in c.anchors]
         tiles.append({"number": number, "n": n, "anchors": anchors, "lines": epilogue.lines(c, (slots,), 1)})
     group = Stage(f"{spec.symbol}_group", Grid(fixed=experts), 4, (("SCAN", _SCAN),), 1)
+    roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
     for share, tile, wide, warps in _TILES:
-        bn = columns_of(widest, wide)
+        bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["n"] // bn) for t in tiles)
         hopper = bf16 and bn >= 64
         main = Stage(spec.symbol, Grid(slots, tile, experts, count), warps if hopper else 4,

@@ -1,0 +1,181 @@
+"""What a kernel does at the edges of a step: no rows, tails of tiles, entries and experts that do not exist, NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from cpu.harness import Array, Param, Seq, State, Step, Writer, from_bf16, held, rows_step
+from cpu.regions import encode_record
+from cuda.arguments import arguments
+from cuda.interpreted import run, run_arguments, source_of
+
+from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
+from deepinfer.dsl.interpreter import formats
+from deepinfer.dsl.interpreter.routing import top_k
+from deepinfer.dsl.types import DType
+
+RNG = np.random.default_rng(7)
+ENCODINGS = ("mxfp8(1,32)", "mxfp8(1,128)", "mxfp4(1,32)", "fp4_e4m3(16)", "mxfp8(1,64)[128]+bf16[64]+f32[64]")
+
+
+def store_acc(dims: tuple[int, ...], operand: int, dtype: str = "f32") -> tuple[tuple[str, TileProgram], ...]:
+    ops = (TileOp("acc", (), dims, "f32", (("i", 0),)), TileOp("store", (0,), dims, dtype, (("operand", operand),)))
+    return (("epilogue", TileProgram(ops)),)
+
+
+def gemm(n: int, k: int, weight: str = "mxfp8(32,32)") -> KernelSpec:
+    operands = (Operand("param", "-", (n, k), weight), Operand("value", "T", (k,), "bf16"),
+                Operand("value", "T", (n,), "f32", True))
+    attrs = (("results", ((n,),)), ("weights", ((0, 1),)), ("x", 1))
+    return KernelSpec("gemm", "T", operands, attrs, store_acc((n,), 2), title="test")
+
+
+def packed(n: int, k: int) -> Param:
+    codes = RNG.integers(0, 256, (n, k), np.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x31
+    return Param(codes, RNG.integers(120, 130, (-(-n // 32), k // 32), np.uint8))
+
+
+def dense(p: Param) -> Array:
+    assert isinstance(p.data, np.ndarray) and isinstance(p.scale, np.ndarray)
+    w = formats.dequantised_weight(torch.from_numpy(p.data), torch.from_numpy(p.scale), DType.parse("mxfp8(32,32)"))
+    return w.numpy()
+
+
+@pytest.mark.parametrize("rows", [1, 15, 17, 70])
+def test_a_product_writes_the_rows_of_a_partial_tile_and_no_others(rows: int) -> None:
+    spec, p = gemm(80, 96), packed(80, 96)
+    x = held(RNG.standard_normal((rows + 5, 96)).astype(np.float32), "bf16")
+    made = arguments(spec, source_of(spec), rows_step(rows + 5), [p, x, None])
+    stop = next(i for i, q in enumerate(source_of(spec).parameters) if q.where == ("launch", "row_stop"))
+    made.values[stop], made.rows = rows, rows
+    out = run_arguments(spec, made)[2]
+    want = from_bf16(x[:rows]) @ dense(p).T
+    assert np.abs(out[:rows] - want).max() <= 1e-5 * np.abs(want).max()
+    assert (out[rows:] == 77).all()
+
+
+def test_a_launch_begins_at_the_first_row_of_its_tile() -> None:
+    spec, p = gemm(32, 64), packed(32, 64)
+    x = held(RNG.standard_normal((40, 64)).astype(np.float32), "bf16")
+    made = arguments(spec, source_of(spec), rows_step(40), [p, x, None])
+    for i, q in enumerate(source_of(spec).parameters):
+        if q.where == ("launch", "row_first"):
+            made.values[i] = 24
+    made.rows = 16
+    out = run_arguments(spec, made)[2]
+    want = from_bf16(x[24:]) @ dense(p).T
+    assert (out[:24] == 77).all()
+    assert np.abs(out[24:] - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_a_step_without_rows_launches_nothing() -> None:
+    source = source_of(gemm(32, 64))
+    assert [s.grid.blocks(0) for v in source.variants for s in v.stages] == [0, 0, 0]
+
+
+def test_a_row_that_is_not_a_number_leaves_the_others_alone() -> None:
+    spec, p = gemm(48, 64), packed(48, 64)
+    x = RNG.standard_normal((9, 64)).astype(np.float32)
+    clean = run(spec, rows_step(9), [p, held(x, "bf16"), None])[2]
+    x[4, 3] = np.nan
+    out = run(spec, rows_step(9), [p, held(x, "bf16"), None])[2]
+    others = np.arange(9) != 4
+    assert np.isnan(out[4]).all()
+    assert np.array_equal(out[others], clean[others])
+
+
+def test_pairs_of_a_row_and_an_expert_that_does_not_exist_use_the_last_one() -> None:
+    operands = (Operand("value", "T", (64,), "bf16"), Operand("value", "T", (2,), "i32"),
+                Operand("param", "-", (5, 32, 64), "mxfp4(1,32)", detail=(("stack", 5),)),
+                Operand("value", "T", (2, 32), "f32", True))
+    attrs = (("experts", 1), ("results", ((2, 32),)), ("weights", (2,)), ("x", 0))
+    spec = KernelSpec("grouped_gemm", "T", operands, attrs, store_acc((2, 32), 3), title="test")
+    codes = [RNG.integers(0, 256, (32, 32), np.uint8) for _ in range(5)]
+    scales = [RNG.integers(120, 130, (32, 2), np.uint8) for _ in range(5)]
+    x = held(RNG.standard_normal((21, 64)).astype(np.float32), "bf16")
+    picks = RNG.integers(0, 5, (21, 2)).astype(np.int32)
+    picks[3, 0], picks[7, 1] = -1, 99
+    out = run(spec, rows_step(21), [x, picks, Param(codes, scales), None])[3].reshape(21, 2, 32)
+    t = DType.parse("mxfp4(1,32)")
+    w = [formats.dequantised_weight(torch.from_numpy(c), torch.from_numpy(s), t).numpy()
+         for c, s in zip(codes, scales, strict=True)]
+    known = np.where((picks < 0) | (picks > 4), 4, picks)
+    want = np.array([[w[e] @ from_bf16(x[row]) for e in known[row]] for row in range(21)])
+    assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def attend(picks: int) -> KernelSpec:
+    state = (("first_position", 0), ("kind", "window"), ("record_bytes", 68), ("ring_rows", 9), ("window", 4))
+    paged = (("kind", "paged"), ("ratio", 2), ("record_bytes", 36))
+    operands = (Operand("value", "T", (4, 64), "bf16"), Operand("param", "-", (4,), "f32"),
+                Operand("state", "T", (64,), "mxfp8(1,32)[64]", detail=state),
+                Operand("state", "T", (64,), "fp4_e4m3(16)[64]", detail=paged),
+                Operand("value", "T", (picks,), "i32"), Operand("value", "T", (4, 64), "f32", True))
+    attrs = (("head_dim", 64), ("heads", 4), ("kv_heads", 1), ("q", 0), ("rounds", ""), ("scale", 0.125), ("sink", 1),
+             ("sources", (("window", 4, 2, -1, -1), ("selected", 2, 3, -1, 4))), ("value_dim", 64))
+    return KernelSpec("attend", "T", operands, attrs, store_acc((4, 64), 5), title="test")
+
+
+def test_attention_ignores_picks_that_name_no_visible_entry() -> None:
+    ring = torch.from_numpy(RNG.standard_normal((9, 64)).astype(np.float32))
+    entries = torch.from_numpy(RNG.standard_normal((8, 64)).astype(np.float32))
+    raw = encode_record(entries, DType.parse("fp4_e4m3(16)[64]"))
+    pages = np.full((3, 4, 36), 0xFF, np.uint8)
+    pages[2], pages[0] = raw[:4], raw[4:]
+    state = State(encode_record(ring, DType.parse("mxfp8(1,32)[64]"))[None], None)
+    step = Step([Seq(1, 13, blocks=(2, 0))], block_tokens=8)
+    q = held(RNG.standard_normal((1, 256)).astype(np.float32), "bf16")
+    sink = Param(RNG.standard_normal(4).astype(np.float32))
+    few = run(attend(3), step, [q, sink, state, State(pages, None, 0, 2), np.array([[1, 4, 6]], np.int32), None])[5]
+    many = np.array([[-1, 1, 4, 7, 6, 99, -5]], np.int32)  # 7 is not complete at position 13
+    out = run(attend(7), step, [q, sink, state, State(pages, None, 0, 2), many, None])[5]
+    assert np.isfinite(out).all()
+    assert np.abs(out - few).max() <= 1e-6 * np.abs(few).max()
+
+
+# ---- formats and selections ----------------------------------------------------------------------------------------
+def hard_rows(n: int) -> Array:
+    """Rows that meet floors, ties, saturation and both zeros."""
+    rows = [RNG.uniform(-3, 3, n) * 10.0**e for e in (-38, -20, -6, -3, 0, 3, 20, 37)]
+    steps = np.arange(n) - n // 2
+    rows += [steps / 16.0, steps * 0.25, steps * 2.0**-9, np.zeros(n), -np.zeros(n)]
+    for peak in (5.0, 6.0, 447.9, 448.0, 464.0, 480.0):
+        rows.append(np.concatenate(([peak], RNG.choice([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 17.0, 19.0], n - 1))))
+    return np.array(rows).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ENCODINGS)
+def test_encoding_gives_the_values_of_the_format(dtype: str) -> None:
+    x = hard_rows(256)
+    w = Writer()
+    w.store(w.op("encode", w.load((256,)), dims=(256,), dtype=dtype))
+    w.ops[1] = TileOp("encode", (0,), (256,), dtype, (("dtype", dtype),))
+    got = run(w.spec(), rows_step(len(x)), [x, None])[1]
+    want = formats.quantised(torch.from_numpy(x), DType.parse(dtype)).numpy()
+    assert np.array_equal(from_bf16(got) if got.dtype == np.uint16 else got, want)
+
+
+@pytest.mark.parametrize("dtype", ("mxfp8(1,32)[256]", "mxfp4(1,32)[256]", "fp4_e4m3(16)[256]", ENCODINGS[-1]))
+def test_a_record_has_the_bytes_of_its_format(dtype: str) -> None:
+    x, t = hard_rows(256), DType.parse(dtype)
+    w = Writer()
+    row = w.load((256,))
+    w.op("store_record", row, dims=(256,), operand=w.operand("state", (256,), dtype, write=True, kind="window",
+                                                             ring_rows=4, record_bytes=t.row_bytes(256)))
+    fresh = np.zeros((len(x), t.row_bytes(256)), np.uint8)
+    run(w.spec(), rows_step(len(x)), [x, State(np.zeros((1, 4, fresh.shape[1]), np.uint8), fresh)])
+    assert np.array_equal(fresh, encode_record(torch.from_numpy(x), t))
+
+
+def test_selections_are_best_first_with_ties_to_the_lower_index() -> None:
+    x = RNG.integers(-3, 4, (6, 40)).astype(np.float32)
+    x[2] = -np.inf
+    x[3, 5], x[4] = np.nan, 1.0
+    w = Writer()
+    w.store(w.op("topk", w.load((40,)), dims=(7,), dtype="i32", k=7, pin=-1))
+    got = run(w.spec(), rows_step(len(x)), [x, None])[1]
+    rows = [0, 1, 2, 4, 5]  # the reference gives NaN no place of its own
+    assert np.array_equal(got[rows], top_k(torch.from_numpy(x[rows]), 7).numpy())
+    assert 5 not in got[3]
