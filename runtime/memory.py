@@ -53,15 +53,18 @@ class Holding:
         return int(self._table[self._counts[self.slot]])
 
 
-@dataclass
+@dataclass(eq=False)
 class Spilled:
-    """The exact memory of a sequence, moved to the host: ring bytes by state, and one array a block by state."""
+    """The exact memory of a sequence without a slot: ring bytes by state, and for each block either its bytes by state
+    or, while others share it, the block itself (``kept``, by index), which is held and never written."""
 
     rings: dict[str, NDArray[np.uint8]]
     blocks: list[dict[str, NDArray[np.uint8]]]
+    kept: dict[int, int]
 
     @property
     def bytes(self) -> int:
+        """Host memory that it takes."""
         return sum(a.nbytes for a in self.rings.values()) + sum(a.nbytes for b in self.blocks for a in b.values())
 
 
@@ -75,6 +78,8 @@ class SequenceMemory:
         self.plan, self.engine = plan, engine
         self.slots, self.blocks = Pool(slots, "slot"), Pool(blocks, "block")
         self.live: set[Holding] = set()
+        self.spilled: set[Spilled] = set()
+        self.block_bytes = sum(s.unit_bytes for s in plan.paged)
         self.cached: Callable[[], Iterable[int]] = lambda: ()  # blocks that a prefix cache holds
         self.promised_slots = self.promised_blocks = 0
         self.tables = np.zeros((slots, plan.blocks_per_sequence), dtype=np.int32)
@@ -161,34 +166,60 @@ class SequenceMemory:
         self.live.discard(holding)
 
     def spill_bytes(self, holding: Holding) -> int:
-        """Host bytes that ``spill`` takes."""
-        return (sum(s.unit_bytes for s in self.plan.rings)
-                + holding.count * sum(s.unit_bytes for s in self.plan.paged))
+        """Host bytes that ``spill`` takes: of rings, and of blocks that nobody shares."""
+        own = sum(not self.blocks.shared(b) for b in holding.blocks.tolist())
+        return sum(s.unit_bytes for s in self.plan.rings) + own * self.block_bytes
 
     def spill(self, holding: Holding) -> Spilled:
-        """Move a sequence to the host and give its memory back. ``resume`` is the exact inverse."""
+        """Move what is private to a sequence to the host and give its memory back; shared blocks stay where they are
+        and held. ``resume`` is the exact inverse."""
         rings = {s.name: self.engine.state(s.name, holding.slot).copy() for s in self.plan.rings}
-        blocks = [{s.name: self.engine.state(s.name, block).copy() for s in self.plan.paged}
-                  for block in holding.blocks.tolist()]
+        table = holding.blocks.tolist()
+        kept = {i: block for i, block in enumerate(table) if self.blocks.shared(block)}
+        for block in kept.values():
+            self.blocks.share(block)
+        out = Spilled(rings, [{} if i in kept else self._bytes(block) for i, block in enumerate(table)], kept)
         self.close(holding)
-        return Spilled(rings, blocks)
+        self.spilled.add(out)
+        return out
+
+    def unpin(self, spilled: Spilled) -> None:
+        """Move the kept blocks to the host too."""
+        for i, block in spilled.kept.items():
+            spilled.blocks[i] = self._bytes(block)
+            self.blocks.give_back(block)
+        spilled.kept.clear()
 
     def resume(self, spilled: Spilled) -> Holding:
         """Bring a spilled sequence back; ask ``free_slots`` and ``free_blocks`` first."""
         holding = self.open()
         for name, data in spilled.rings.items():
             self.engine.state(name, holding.slot)[:] = data
-        for parts in spilled.blocks:
+        for i, parts in enumerate(spilled.blocks):
+            if i in spilled.kept:
+                holding.append(spilled.kept[i])
+                continue
             block = self.blocks.take()
             for name, data in parts.items():
                 self.engine.state(name, block)[:] = data
             holding.append(block)
+        self.spilled.discard(spilled)
         return holding
+
+    def forget(self, spilled: Spilled) -> None:
+        """A spilled sequence will not come back."""
+        for block in spilled.kept.values():
+            self.blocks.give_back(block)
+        self.spilled.discard(spilled)
+
+    def _bytes(self, block: int) -> dict[str, NDArray[np.uint8]]:
+        return {s.name: self.engine.state(s.name, block).copy() for s in self.plan.paged}
 
     def check(self) -> None:
         """The books against every holding that is alive and the blocks that a prefix cache holds; InternalError when
         they differ."""
-        self.blocks.check([*self.cached(), *(block for h in self.live for block in h.blocks.tolist())])
+        self.blocks.check([*self.cached(), *(block for h in self.live for block in h.blocks.tolist()),
+                           *(block for spilled in self.spilled for block in spilled.kept.values())])
         self.slots.check(h.slot for h in self.live)
 
     def _written(self, holding: Holding, first: int, stop: int) -> NDArray[np.int32]:

@@ -34,14 +34,33 @@ class Residence:
         self.prefix, self.policy, self.metrics = prefix, policy, metrics
         self.spill_left, self.now, self.answer = spill_bytes, now, answer
         self.leaving: list[Sequence] = []
+        self._spilled: list[Sequence] = []
         self._forking: list[Sequence] = []  # may have answers without a sequence
 
-    def free(self, blocks: int) -> bool:
-        """Whether so many blocks are free, if need be because the prefix cache gave some up."""
+    def free(self, blocks: int, but: Sequence | None = None) -> bool:
+        """Whether so many blocks are free, if need be because the prefix cache gave some up, or because blocks that
+        preempted sequences (all ``but`` one) share went to the host."""
+        self._evict(blocks)
+        if self.memory.free_blocks < blocks:
+            for s in sorted(self._pinning(but), key=lambda s: s.rank, reverse=True):
+                size = len(s.spilled.kept) * self.memory.block_bytes if s.spilled else 0
+                if s.spilled is not None and size <= self.spill_left:
+                    self.spill_left -= size
+                    self.memory.unpin(s.spilled)
+                    self._evict(blocks)
+                if self.memory.free_blocks >= blocks:
+                    break
+        return self.memory.free_blocks >= blocks
+
+    def _evict(self, blocks: int) -> None:
         short = blocks - self.memory.free_blocks
         if short > 0 and self.prefix.evictable:
             self.prefix.evict(short)
-        return self.memory.free_blocks >= blocks
+
+    def _pinning(self, but: Sequence | None) -> list[Sequence]:
+        """Preempted sequences whose shared blocks are still in place."""
+        self._spilled = [s for s in self._spilled if s.spilled is not None]
+        return [s for s in self._spilled if s is not but and s.spilled is not None and s.spilled.kept]
 
     def promise(self) -> None:
         """Keep free what the answers of running requests take when their prompt ends: a slot and a block each."""
@@ -60,11 +79,14 @@ class Residence:
         hit = self.prefix.lookup(s) if fresh and r.prompt_logprobs is None else MISS
         if hit.pending:
             return False
-        whole = max(self.plan.blocks_for(s.known), len(s.spilled.blocks) if s.spilled else 0)
-        need = whole - len(hit.blocks) + r.to_fork + spare
+        whole = self.plan.blocks_for(s.known) + r.to_fork + spare
+        kept = 0
+        if s.spilled is not None:
+            whole, kept = max(whole, len(s.spilled.blocks) + spare), len(s.spilled.kept)
+        need = whole - len(hit.blocks) - kept
         only_cached = sum(not memory.blocks.shared(b) for b in hit.blocks)
         if memory.free_blocks + self.prefix.evictable - only_cached < need:
-            return False
+            return not spare and self._make_room(whole - kept, s) and self.enter(s, spare)
         if s.spilled is not None:
             self._resume(s, need)
         else:
@@ -84,6 +106,19 @@ class Residence:
         self._settle(s)
         return True
 
+    def _make_room(self, need: int, s: Sequence) -> bool:
+        """Nothing runs and the first in turn does not fit: preempted sequences behind it give up what they still hold,
+        for good if the host has no room for it."""
+        for other in [None, *self._pinning(s)]:
+            if other is not None and other.spilled is not None:
+                self.memory.forget(other.spilled)
+                self.spill_left += other.spilled.bytes
+                other.spilled = None
+                self._run_again(other)
+            if self.free(need, but=s):
+                return True
+        return False
+
     def _prompt(self, s: Sequence) -> None:
         """All known ids become a prompt behind what was adopted."""
         r, clock = s.request, s.clock
@@ -101,7 +136,7 @@ class Residence:
 
     def _resume(self, s: Sequence, need: int) -> None:
         assert s.spilled is not None
-        self.free(need)
+        self._evict(need)
         s.holding = self.memory.resume(s.spilled)
         self.spill_left += s.spilled.bytes
         s.spilled = None
@@ -141,6 +176,7 @@ class Residence:
         """Give everything back, or see to it that this happens when no step in flight touches it."""
         if s.spilled is not None:
             self.spill_left += s.spilled.bytes
+            self.memory.forget(s.spilled)
             s.spilled = None
         if s.holding is None or s in self.leaving:
             return
@@ -173,15 +209,11 @@ class Residence:
             s.spilled = self.memory.spill(s.holding)
             s.status = Status.SPILLED
             self.spill_left -= s.spilled.bytes
+            self._spilled.append(s)
             self.metrics.spilled.add()
         else:
             self.memory.close(s.holding)
-            if s.clock.h:
-                s.clock.reset()
-            else:
-                s.clock.restart()
-            s.status = Status.WAITING
-            self.metrics.restarted.add()
+            self._run_again(s)
         s.holding = None
         s.preemptions += 1
         s.request.metrics.num_preemptions += 1
@@ -189,4 +221,11 @@ class Residence:
         events.warn("sequence_preempted", request=s.request.request_id, answer=s.output.index, rows=rows,
                     how=s.status.value, bytes=size, free_blocks=self.memory.blocks.free)
 
-
+    def _run_again(self, s: Sequence) -> None:
+        """The memory of a sequence is gone: its rows run in the role they had, or behind another hit."""
+        if s.clock.h:
+            s.clock.reset()
+        else:
+            s.clock.restart()
+        s.status = Status.WAITING
+        self.metrics.restarted.add()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from witness import Reference, witness_plan
 
 from deepinfer.runtime.engine_core import EngineCore, TextSide
+from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.residence import Residence
@@ -345,3 +346,50 @@ def test_only_constrained_rows_wait_for_their_tokens(lag: int, m: int, monkeypat
     assert (c.metrics.held_up.value > 0) == bool(lag)
     if m:
         assert c.metrics.accepted_tokens.value > 3
+
+
+@pytest.mark.parametrize("lag", LOOPS)
+def test_spilling_moves_what_is_private_and_shared_blocks_stay_until_they_are_needed(
+        lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, spill, moved = PLANS[lag, 0], SequenceMemory.spill, list[int]()
+    c = EngineCore(plan, DraftingEngine(plan, 4, 14), slots=4, blocks=14, lag=lag,
+                   prefix=MemoryCache(plan, snapshots=4))
+
+    def counted(self: SequenceMemory, holding: Any) -> Any:
+        out = spill(self, holding)
+        moved.append(out.bytes)
+        return out
+    monkeypatch.setattr(SequenceMemory, "spill", counted)
+    p = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    shared = prompt(5, 24)
+    requests = [c.make(str(i), [*shared, 7 + i], p) for i in range(4)]
+    for r in requests:
+        c.add(r)
+    while c.step():
+        check_flights(c)
+        c.memory.check()
+    assert [r.outputs[0].token_ids for r in requests] == [alone(r.prompt_ids, p, ends=()) for r in requests]
+    rings = sum(s.unit_bytes for s in plan.rings)
+    assert rings <= moved[0] <= rings + c.memory.block_bytes  # rings and tail; later ones may bring back more
+    assert not any(r.updates[-1].debug[0].inexact for r in requests)
+    assert c.residence.spill_left == 1 << 30 and not c.memory.spilled
+
+
+@pytest.mark.parametrize("spill", [1 << 30, 1_500])
+def test_blocks_that_preempted_sequences_pin_never_keep_the_first_in_turn_out(spill: int) -> None:
+    plan = PLANS[0, 0]
+    c = EngineCore(plan, DraftingEngine(plan, 4, 9), slots=4, blocks=9, spill_bytes=spill,
+                   prefix=MemoryCache(plan, snapshots=4))
+    p = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    low = [c.make(f"low{i}", prompt(i, 24), p, priority=1) for i in range(2)]
+    high = c.make("high", prompt(9, 60), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    for r in low:
+        c.add(r)
+    while not c.metrics.preemptions.value:
+        c.step()
+    c.add(high)
+    while c.step():
+        c.memory.check()
+    for r in (*low, high):
+        assert r.outputs[0].token_ids == alone(r.prompt_ids, r.params, ends=())
+    assert c.residence.spill_left == spill and not c.memory.spilled
