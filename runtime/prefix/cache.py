@@ -98,7 +98,7 @@ class MemoryCache:
     def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
         """See ``PrefixCache``."""
         self.tree = BlockTree(memory.blocks, self._dropped)
-        self.windows.attach(memory.engine.state)
+        self.windows.attach(lambda name, unit: memory.engine.state(name, unit))
         memory.cached = self.held
         self._busy = busy
         if self.tier is not None:

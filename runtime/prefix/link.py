@@ -70,7 +70,7 @@ class TierLink:
     def __init__(self, plan: EnginePlan, tier: Tier, tree: BlockTree, memory: SequenceMemory,
                  counters: PrefixCounters) -> None:
         self.plan, self.tier, self.tree, self.counters = plan, tier, tree, counters
-        self.memory, self._state = memory, memory.engine.state
+        self.memory = memory
         self._groups = sections_of(plan, tier.sections)
         self._loads: dict[Sequence, Load] = {}
         self._tried: WeakSet[Sequence] = WeakSet()
@@ -194,6 +194,9 @@ class TierLink:
         """Let what is queued be stored, and give up what is on its way."""
         self.tier.close()
         self.poll()
+
+    def _state(self, name: str, block: int) -> NDArray[np.uint8]:
+        return self.memory.engine.state(name, block)
 
     # ---- payload ----------------------------------------------------------------------------------------------------
     def _buffers(self, block: int) -> list[NDArray[np.uint8]]:
