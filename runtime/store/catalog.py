@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from deepinfer.runtime.store.files import Files, read_bytes
 from deepinfer.runtime.store.health import READING, Health
 from deepinfer.runtime.store.index import Index, hints_of
 from deepinfer.runtime.store.layout import LOG_ENTRY_BYTES, PAGE, Layout
-from deepinfer.runtime.store.log import DAMAGED, PUT, Entries, entries_of, put_entry, read_entries, standing
+from deepinfer.runtime.store.log import DAMAGED, ENTRY, PUT, Entries, entries_of, put_entry, read_entries, standing
 from deepinfer.runtime.store.metrics import StoreMetrics
 from deepinfer.runtime.store.record import read_head
 from deepinfer.runtime.store.segment import (
@@ -32,6 +35,8 @@ from deepinfer.runtime.store.time_guard import TimeGuard
 
 COMPLETE = 1 << 62  # "bytes of the log that are in", for a segment that gets no more records
 _OPEN_FILES = 256
+_RENAMES = 3  # that a segment may see while it is opened
+_TOGETHER = 65_536  # records of one transaction of a rebuild
 _LIST_SECONDS = 5.0
 
 
@@ -53,6 +58,16 @@ class Segment:
     @property
     def log_path(self) -> Path:
         return self.folder / self.name.log
+
+
+@dataclass(frozen=True, eq=False)
+class Ingested:
+    """What was read of a segment's log or footer; ``reached``: bytes of the log that are read now."""
+
+    segment: Segment
+    puts: Entries
+    marks: Entries
+    reached: int
 
 
 class Catalog:
@@ -160,11 +175,7 @@ class Catalog:
         block = segment.block or self.superblock(segment)
         if block is None or block.layout.namespace != self.layout.namespace:
             return
-        try:
-            fd = self.files.open(segment.path, direct=True)
-        except FileNotFoundError:
-            self.refresh(force=True)  # it was sealed or adopted under another name
-            fd = self.files.open(segment.path, direct=True)
+        fd = self._descriptor(segment, direct=True)
         with self._lock:
             segment.block, segment.fd = block, fd
             self._opened[segment.number] = segment
@@ -176,15 +187,19 @@ class Catalog:
                     self._opened.pop(number, None)
 
     def superblock(self, segment: Segment) -> Superblock | None:
-        try:
-            fd = self.files.open(segment.path)
-        except FileNotFoundError:
-            self.refresh(force=True)
-            fd = self.files.open(segment.path)
+        fd = self._descriptor(segment)
         try:
             return read_superblock(read_bytes(self.files, fd, 0, PAGE))
         finally:
             self.files.close(fd)
+
+    def _descriptor(self, segment: Segment, direct: bool = False) -> int:
+        for _ in range(_RENAMES):
+            with contextlib.suppress(FileNotFoundError):
+                return self.files.open(segment.path, direct=direct)
+            self.refresh(force=True)  # it was sealed or adopted under another name
+            segment = self.by_stem.get(segment.name.stem, segment)
+        return self.files.open(segment.path, direct=direct)
 
     def _shut(self, segment: Segment) -> None:
         self._opened.pop(segment.number, None)
@@ -243,51 +258,78 @@ class Catalog:
     def ingest(self) -> int:
         """Bring records that are not in the index yet into it, as a rule those of other hosts; returns how many."""
         known, marks, added = self.index.segments(), [], 0
+        found: list[Ingested] = []
         for segment in list(self.by_stem.values()):
             consumed = known.get(segment.name.stem, (0, 0))[1]
             if consumed >= COMPLETE:
                 continue
             try:
-                count, marked = self._ingest(segment, consumed)
+                new = self._read_new(segment, consumed)
             except OSError as failure:
                 self.health.failed(READING, failure, off=False)
                 continue
-            added += count
-            marks += [m for m in (marked,) if len(m)]
+            if new is None:
+                continue
+            found.append(new)
+            marks += [new.marks] if len(new.marks) else []
+            if sum(len(f.puts) for f in found) >= _TOGETHER:
+                added += self._put(found)
+                found = []
+        added += self._put(found)
         for entries in marks:
             self._mark(entries)
         return added
 
-    def _ingest(self, segment: Segment, consumed: int) -> tuple[int, Entries]:
-        """New puts of one segment into the index; its marks of use and damage are returned."""
+    def _put(self, found: list[Ingested]) -> int:
+        """Records of several segments into the index, in one transaction."""
+        if not found:
+            return 0
+        keys = [f.puts["key"].tobytes() for f in found]
+        hints = [hints_of(k, f.segment.number, f.puts["slot"], f.puts["head"], f.puts["used"], f.puts["flags"])
+                 for k, f in zip(keys, found, strict=True)]
+        self.index.put(b"".join(keys), np.concatenate(hints), self.alive,
+                       [(f.segment.name.stem, f.segment.number, f.reached) for f in found])
+        return sum(map(len, hints))
+
+    def _read_new(self, segment: Segment, consumed: int) -> Ingested | None:
+        """What of one segment is not in the index yet."""
         if segment.block is None:
             segment.block = self.superblock(segment)
         block, sealed = segment.block, segment.name.state == SEALED
         if block is None or block.layout.namespace != self.layout.namespace:
-            if sealed:
-                self.index.consume(segment.name.stem, segment.number, COMPLETE)
-            return 0, entries_of([])
+            return Ingested(segment, entries_of([]), entries_of([]), COMPLETE) if sealed else None
         position = consumed // LOG_ENTRY_BYTES
-        entries = self.log_entries(segment, block, position)
-        puts = entries[entries["kind"] == PUT]
         if sealed:
-            puts = self.sealed_puts(segment, block)
-        keys = [key.tobytes() for key in puts["key"]]
-        hints = hints_of(keys, segment.number, puts["slot"], puts["head"], puts["used"], puts["flags"])
-        reached = COMPLETE if sealed else (position + len(entries)) * LOG_ENTRY_BYTES
-        if len(entries) or sealed:
-            self.index.put(keys, hints, self.alive, (segment.name.stem, segment.number, reached))
-        return len(keys), entries[entries["kind"] != PUT]
+            return Ingested(segment, self.sealed_puts(segment, block), self._marks(segment, block, position), COMPLETE)
+        entries = self.log_entries(segment, block, position)
+        if not len(entries):
+            return None
+        puts = entries["kind"] == PUT
+        return Ingested(segment, entries[puts], entries[~puts], (position + len(entries)) * LOG_ENTRY_BYTES)
+
+    def _marks(self, segment: Segment, block: Superblock, position: int) -> Entries:
+        """Marks of use and damage in a sealed segment's log from ``position`` on; only they are proved."""
+        data = self._log(segment, block, position)
+        raw = np.frombuffer(data, dtype=ENTRY, count=len(data) // LOG_ENTRY_BYTES)
+        if not len(raw) or (raw["kind"] == PUT).all():
+            return entries_of([])
+        entries = read_entries(data, block.uuid, position)
+        marks: Entries = entries[entries["kind"] != PUT]
+        return marks
 
     def log_entries(self, segment: Segment, block: Superblock, position: int = 0) -> Entries:
         """Whole entries of a segment's log; none where there is no log."""
+        return read_entries(self._log(segment, block, position), block.uuid, position)
+
+    def _log(self, segment: Segment, block: Superblock, position: int) -> bytes:
         try:
             fd = self.files.open(segment.log_path)
         except FileNotFoundError:
-            return entries_of([])
+            return b""
         try:
             size = 4 * block.capacity * LOG_ENTRY_BYTES
-            return read_entries(read_bytes(self.files, fd, position * LOG_ENTRY_BYTES, size), block.uuid, position)
+            size = max(0, min(size, os.fstat(fd).st_size - position * LOG_ENTRY_BYTES))
+            return read_bytes(self.files, fd, position * LOG_ENTRY_BYTES, size)
         finally:
             self.files.close(fd)
 
@@ -298,7 +340,8 @@ class Catalog:
             data = read_bytes(self.files, fd, block.footer, block.size - block.footer)
             footer = read_footer(block, data)
             if footer is not None:
-                return read_entries(footer, block.uuid)
+                proved: Entries = np.frombuffer(footer, dtype=ENTRY)  # as a whole
+                return proved
             entries = standing(self.log_entries(segment, block))
             return entries if len(entries) else self._scan(fd, block)
         finally:

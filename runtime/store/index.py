@@ -22,6 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from deepinfer.runtime import events
+from deepinfer.runtime.prefix.chain import KEY_BYTES, KEYS
 from deepinfer.runtime.store.files import FILE_MODE, Files, write_aside
 from deepinfer.runtime.store.layout import aligned
 from deepinfer.runtime.store.points import Point
@@ -39,9 +40,16 @@ _BATCH = 128
 _CHUNK = 1 << 20
 
 
-def hint_sums(keys: Sequence[bytes], hints: Hints) -> NDArray[np.uint64]:
+Keys = Sequence[bytes] | bytes  # of 16 bytes each; bytes: joined
+
+
+def joined(keys: Keys) -> bytes:
+    return keys if isinstance(keys, bytes) else b"".join(keys)
+
+
+def hint_sums(keys: Keys, hints: Hints) -> NDArray[np.uint64]:
     """[n] checks of hints with their keys: a value under another key is none."""
-    k = np.frombuffer(b"".join(keys), dtype=np.uint64).reshape(-1, 2)
+    k = np.frombuffer(joined(keys), dtype=np.uint64).reshape(-1, 2)
     x: NDArray[np.uint64] = k[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ k[:, 1]
     for field in ("number", "slot", "head", "used", "flags"):
         x = (x ^ hints[field].astype(np.uint64)) * np.uint64(0xD6E8FEB86659FD93)
@@ -49,9 +57,10 @@ def hint_sums(keys: Sequence[bytes], hints: Hints) -> NDArray[np.uint64]:
     return x
 
 
-def hints_of(keys: Sequence[bytes], number: int, slots: Any, heads: Any, used: Any, flags: Any) -> Hints:
+def hints_of(keys: Keys, number: int, slots: Any, heads: Any, used: Any, flags: Any) -> Hints:
     """Values for ``keys``: records of segment ``number``."""
-    hints = np.zeros(len(keys), dtype=HINT)
+    keys = joined(keys)
+    hints = np.zeros(len(keys) // KEY_BYTES, dtype=HINT)
     hints["number"], hints["slot"], hints["head"], hints["used"], hints["flags"] = number, slots, heads, used, flags
     hints["sum"] = hint_sums(keys, hints)
     return hints
@@ -243,22 +252,28 @@ class Index:
                 value = txn.get(key, db=self._keys)
         return _sound(key, value)
 
-    def put(self, keys: Sequence[bytes], hints: Hints, alive: Alive, consumed: tuple[str, int, int]) -> int:
+    def put(self, keys: Keys, hints: Hints, alive: Alive,
+            consumed: Sequence[tuple[str, int, int]]) -> int:
         """Insert hints: where there is none, where the one there is of a dead segment or damaged, and exact ones over
         replayed ones. Returns how many went in.
 
-        ``consumed``: (stem, number, bytes of the log that are in now) of the segment they are of; the same transaction.
+        ``consumed``: (stem, number, bytes of the log that are in now) of the segments they are of; the same
+        transaction.
         """
         added = 0
         with self._transaction(write=True) as txn:
             if txn is not None:
                 added = self._put(txn, keys, hints, alive)
-                txn.put(consumed[0].encode(), _SEGMENT.pack(*consumed[1:]), db=self._segments)
+                for stem, number, size in consumed:
+                    txn.put(stem.encode(), _SEGMENT.pack(number, size), db=self._segments)
         return added
 
-    def _put(self, txn: Any, keys: Sequence[bytes], hints: Hints, alive: Alive) -> int:
-        raw = hints.tobytes()
-        items = sorted((key, raw[i * HINT.itemsize : (i + 1) * HINT.itemsize]) for i, key in enumerate(keys))
+    def _put(self, txn: Any, keys: Keys, hints: Hints, alive: Alive) -> int:
+        raw = joined(keys)
+        words = np.frombuffer(raw, dtype=">u8").reshape(-1, 2)
+        order = np.lexsort((words[:, 1], words[:, 0]))  # neighbours share pages of the tree
+        names, values = np.frombuffer(raw, dtype=KEYS)[order].tobytes(), hints[order].tobytes()
+        items = list(zip(_pieces(names, KEY_BYTES), _pieces(values, HINT.itemsize), strict=True))
         cursor = txn.cursor(self._keys)
         consumed, added = cursor.putmulti(items, overwrite=False)
         if added == consumed:
@@ -375,6 +390,10 @@ class Index:
             if txn is not None:
                 return int(txn.stat(self._keys)["entries"])
         return 0
+
+
+def _pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
 
 
 def map_size_for(quota: int, stride: int) -> int:

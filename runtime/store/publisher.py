@@ -24,7 +24,7 @@ from deepinfer.runtime.store.settings import INLINE, StoreSettings
 from deepinfer.runtime.store.tier import Buffer, Flags, Status, Ticket
 from deepinfer.runtime.store.writer import OpenSegment, Row, Writers
 
-_BATCH = 4  # records of one write
+_BATCH = 16  # records of one write, one log entry each in one more, and one transaction of the index
 
 
 @dataclass(eq=False)

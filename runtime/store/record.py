@@ -125,11 +125,10 @@ def prove(layout: Layout, record: memoryview, uuid: bytes, slot: int, wanted: Wa
     return Status.OK, head
 
 
-def scatter(layout: Layout, record: memoryview, into: Sequence[Buffer]) -> None:
+def scatter(layout: Layout, record: memoryview, into: Sequence[memoryview]) -> None:
     """Copy the payload into the caller's buffers, in order; together they hold exactly the payload."""
     at = layout.offsets[0]
-    for part in into:
-        view = view_of(part)
+    for view in into:
         view[:] = record[at : at + len(view)]
         at += len(view)
 

@@ -108,7 +108,7 @@ class Store:
               exact: bool = False) -> Ticket:
         """See ``Tier``."""
         names, ticket, raw = _split(keys), Ticket(len(keys)), id_bytes(ids)
-        self._check(len(names), len(raw), into)
+        views = self._checked(len(names), len(raw), into)
         hints = self.index.leading(names) if self.health.works(READING) else np.zeros(0, dtype=HINT)
         reads, width = [], self.layout.ids_bytes
         for i, name in enumerate(names):
@@ -120,7 +120,7 @@ class Store:
                 self._end_fetch(ticket, i, Status.EXPIRED)
             else:
                 wanted = Wanted(name, raw[i * width : (i + 1) * width], NO_EXTRA if extra is None else extra[i], exact)
-                reads.append(Read(segment, hint, wanted, self._ender(ticket, i, into[i], segment, hint),
+                reads.append(Read(segment, hint, wanted, self._ender(ticket, i, views[i], segment, hint),
                                   partial(_pending, ticket, i)))
         self.mover.submit(runs_of(reads, self._run_length(len(reads))))
         return ticket
@@ -145,8 +145,8 @@ class Store:
             raise RequestError("unknown retention class", where="cache class", found=cls,
                                allowed=sorted(self.settings.retention))
         raw, ticket = id_bytes(ids), Ticket(1)
-        self._check(1, len(raw), [payload])
-        self.publisher.submit(Write(key, parent, number, raw, payload, flags, cls, extra, ticket))
+        views = self._checked(1, len(raw), [payload])
+        self.publisher.submit(Write(key, parent, number, raw, views[0], flags, cls, extra, ticket))
         if not self.settings.background:
             self.writers.rotate()
         return ticket
@@ -202,12 +202,14 @@ class Store:
         """Long runs save calls, and all threads should have some."""
         return max(1, min(self.mover.run_length, reads // self.settings.threads))
 
-    def _ender(self, ticket: Ticket, i: int, into: Sequence[Buffer], segment: Segment, hint: np.void) -> Ended:
+    def _ender(self, ticket: Ticket, i: int, into: list[memoryview], segment: Segment, hint: np.void) -> Ended:
+        late = not hint["flags"] & TOUCHED and self._ends_soon(segment)
+
         def ended(status: Status, head: Head | None, record: memoryview | None) -> None:
             copy = None if record is None else lambda: scatter(self.layout, record, into)
             self._end_fetch(ticket, i, status, Flags.NONE if head is None else head.flags, copy)
-            if status is Status.OK and not hint["flags"] & TOUCHED:
-                self._touch(segment, hint, head)
+            if late and status is Status.OK and head is not None:
+                self._touch(hint, head)
         return ended
 
     def _end_fetch(self, ticket: Ticket, i: int, status: Status, flags: Flags = Flags.NONE,
@@ -217,14 +219,16 @@ class Store:
             if ticket.done:
                 self._metrics.fetch_seconds.observe(time.monotonic() - ticket.begun)
 
-    def _touch(self, segment: Segment, hint: np.void, head: Head | None) -> None:
+    def _ends_soon(self, segment: Segment) -> bool:
+        keep = self.settings.retention.get(segment.cls, 0)
+        return segment.name.hour * HOUR - self.guard.now() <= LAST_PART * keep
+
+    def _touch(self, hint: np.void, head: Head) -> None:
         """A use late in a record's life is noted: such records are carried on, and go last."""
-        now, keep = self.guard.now(), self.settings.retention.get(segment.cls, 0)
-        if head is None or segment.name.hour * HOUR - now > LAST_PART * keep:
-            return
-        new = hints_of([head.key], hint["number"], hint["slot"], hint["head"], int(now), hint["flags"] | TOUCHED)
+        now = int(self.guard.now())
+        new = hints_of([head.key], hint["number"], hint["slot"], hint["head"], now, hint["flags"] | TOUCHED)
         if self.index.replace(head.key, hint, new):
-            self.writers.mark(mark_entry(TOUCH, head.key, int(hint["slot"]), int(hint["head"]), int(now)))
+            self.writers.mark(mark_entry(TOUCH, head.key, int(hint["slot"]), int(hint["head"]), now))
 
     def _damaged(self, read: Read) -> None:
         self._metrics.damaged.add()
@@ -241,14 +245,16 @@ class Store:
         """The index was wrong about where the record is."""
         self.index.replace(read.wanted.key, read.hint, None)
 
-    def _check(self, blocks: int, id_count: int, buffers: Sequence[Sequence[Buffer]]) -> None:
-        """A caller's own mistake shows in its thread, not in ours."""
+    def _checked(self, blocks: int, id_count: int, buffers: Sequence[Sequence[Buffer]]) -> list[list[memoryview]]:
+        """The bytes of buffers: a caller's own mistake shows in its thread, not in ours."""
         if id_count != blocks * self.layout.ids_bytes or len(buffers) != blocks:
             raise ValueError(f"{blocks} keys come with {id_count // 4} ids and {len(buffers)} payloads")
-        for parts in buffers:
-            size = sum(len(view_of(part)) for part in parts)
+        views = [[view_of(part) for part in parts] for parts in buffers]
+        for parts in views:
+            size = sum(map(len, parts))
             if size != self.layout.payload_bytes:
                 raise ValueError(f"a payload of {size} bytes where {self.layout.payload_bytes} belong")
+        return views
 
     def _look_after(self) -> None:
         while not self._closing.is_set():

@@ -97,7 +97,8 @@ class Writers:
         told = entries[puts]
         hints = hints_of(names, number, told["slot"], told["head"], told["used"], told["flags"])
         self.files.point(Point.INDEX)
-        self.catalog.index.put(names, hints, self.catalog.alive, (open_segment.segment.name.stem, number, reached))
+        self.catalog.index.put(names, hints, self.catalog.alive,
+                               [(open_segment.segment.name.stem, number, reached)])
 
     def mark(self, row: Row) -> None:
         """Note a use or a damage in whatever log of ours is open; without one it is forgotten."""

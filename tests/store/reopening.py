@@ -23,15 +23,17 @@ def reopen(folder: Path, wall: float, fresh: int, start: object = None) -> set[b
     try:
         store.upkeep.everything()
         served = {key for chain in CHAINS for key in chain.served(store)}
+        store.upkeep.see()  # another process may have moved records meanwhile
         again = {key for chain in CHAINS for key in chain.served(store)}
-        assert again == served, "what was served once is served again"
+        assert again >= served, "what was served once is served again"
         new = Chain(1000 + fresh, 5)
         assert new.publish(store) == [Status.OK] * 5
         ended = new.fetch(store)
         assert ended == [Status.OK] * 5, (ended, store.index.leading([new.key(0)]), store.index.segments(),
                                          {n: s.name.file for n, s in store.catalog.by_number.items()})
         store.upkeep.everything()
-        assert {key for chain in CHAINS for key in chain.served(store)} == served
+        store.upkeep.see()
+        assert {key for chain in CHAINS for key in chain.served(store)} >= served
         return served
     finally:
         store.close()

@@ -1,0 +1,265 @@
+"""The prefix store: disk bandwidth, lookup, hit rate of an agent trace, rebuild of the index.
+
+    python tests/bench/bench_store.py io        # direct I/O beside bare preadv and pwritev of as many threads
+    python tests/bench/bench_store.py lookup    # a prompt of 100,000 ids
+    python tests/bench/bench_store.py trace     # agent sessions beside the longest common block
+    python tests/bench/bench_store.py rebuild   # an index of 1,000,000 records from its logs, while lookups run
+
+Each takes less than two minutes. ``--folder`` names a disk other than that of the temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from deepinfer.runtime.prefix.chain import chain_keys, root_key
+from deepinfer.runtime.store import Layout, Status, Store, StoreSettings, Ticket
+from deepinfer.runtime.store.log import entries_of, pack_entries, put_entry
+from deepinfer.runtime.store.segment import SegmentName, Superblock, pack_footer
+from deepinfer.runtime.store.tier import Flags
+
+# Four sources of 128 positions: keys of 1,512 bytes and 268 of an index each, as the plan of V4.1-Flash has them.
+V41 = Layout(bytes(16), 128, tuple((f"layer{i}.{part}", size) for i in range(4)
+                                   for part, size in (("keys", 24_192), ("index", 4_288))))
+ROOT = root_key(b"weights", b"numerics", b"plan")
+
+
+@contextmanager
+def opened(folder: Path, layout: Layout, **given: object) -> Iterator[Store]:
+    settings = StoreSettings(folder / "store", index=folder / "index", **given)  # type: ignore[arg-type]
+    store = Store(settings, layout)
+    store.ready(60)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def timed(act: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+# ---- direct I/O ----
+def bare(path: Path, count: int, threads: int, write: bool, order: list[int]) -> float:
+    """Seconds for all records with preadv or pwritev, each thread into one aligned record of its own."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+    os.posix_fallocate(fd, 0, count * V41.stride)
+
+    def work(mine: list[int]) -> None:
+        record = memoryview(mmap.mmap(-1, V41.stride))
+        record[:] = os.urandom(V41.stride)
+        for i in mine:
+            moved = os.pwritev(fd, [record], i * V41.stride) if write else os.preadv(fd, [record], i * V41.stride)
+            assert moved == V41.stride
+
+    workers = [threading.Thread(target=work, args=(order[t::threads],)) for t in range(threads)]
+
+    def run() -> None:
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+
+    seconds = timed(run)
+    os.close(fd)
+    return seconds
+
+
+def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str) -> None:
+    """Random 112 KiB records; the working set is twice the memory tier. Store and bare calls take turns."""
+    count = 2 * memory // V41.stride
+    ids = np.random.default_rng(1).integers(0, 129_280, count * 128)
+    keys = chain_keys(ROOT, ids, 128)
+    payload = np.random.default_rng(2).integers(0, 256, V41.payload_bytes + 4096, dtype=np.uint8)
+    rng, rates = random.Random(3), {what: [] for what in ("read", "bare read", "write", "bare write")}
+    into = np.zeros((128, V41.payload_bytes), dtype=np.uint8)
+    order = list(range(count))
+    for turn in range(repeats):
+        place = folder / str(turn)
+        place.mkdir()
+        with opened(place, V41, threads=threads, backend=backend, quota=8 << 30) as store:
+            def write(store: Store = store) -> None:
+                tickets = [store.publish(keys[i].tobytes(), ROOT, i, ids[i * 128 : i * 128 + 128],
+                                         [payload[i % 4096 : i % 4096 + V41.payload_bytes]]) for i in range(count)]
+                while not all(t.done for t in tickets):
+                    time.sleep(0.001)
+                assert all(t.statuses[0] is Status.OK for t in tickets)
+
+            def read(store: Store = store) -> None:
+                under_way: list[Ticket] = []
+                for at in range(0, count, 32):
+                    some = np.array(order[at : at + 32])
+                    under_way.append(store.fetch(keys[some], ids.reshape(-1, 128)[some].ravel(),
+                                                 [[into[n % 128]] for n in range(at, at + len(some))]))
+                    if len(under_way) > 3:
+                        assert set(store.poll(under_way.pop(0), time.monotonic() + 60)) == {Status.OK}
+                for ticket in under_way:
+                    assert set(store.poll(ticket, time.monotonic() + 60)) == {Status.OK}
+
+            size = count * V41.stride / 1e9
+            rng.shuffle(order)
+            rates["write"].append(size / timed(write))
+            rates["bare write"].append(size / bare(place / "bare", count, threads, True, list(range(count))))
+            rates["read"].append(size / timed(read))
+            rates["bare read"].append(size / bare(place / "bare", count, threads, False, order))
+            name = store.mover.name
+        shutil.rmtree(place)
+    print(f"{count} records of {V41.stride:,} bytes in random order, {threads} threads, backend {name}, "
+          f"best of {repeats}")
+    for what in ("read", "write"):
+        ours, theirs = max(rates[what]), max(rates[f"bare {what}"])
+        print(f"  {what:5}  store {ours:.2f} GB/s, bare {theirs:.2f} GB/s: {100 * ours / theirs:.0f} %")
+
+
+# ---- lookup ----
+def bench_lookup(folder: Path) -> None:
+    """Hashing and index of a prompt of 100,000 ids that is all there, among 100,000 other records."""
+    layout = Layout(bytes(16), 128, (("state", 64),))
+    make_segments(folder, layout, 100_000, 2_000)
+    ids = np.random.default_rng(1).integers(0, 129_280, 100_000).astype(np.int32)
+    with opened(folder, layout, quota=8 << 30) as store:
+        keys = chain_keys(ROOT, ids, 128)
+        tickets = [store.publish(keys[i].tobytes(), ROOT, i, ids[i * 128 : i * 128 + 128], [bytes(64)])
+                   for i in range(len(keys))]
+        while not all(t.done for t in tickets):
+            time.sleep(0.01)
+        hashing = [timed(lambda: chain_keys(ROOT, ids, 128)) for _ in range(200)]
+        both = [timed(lambda: store.lookup(chain_keys(ROOT, ids, 128))) for _ in range(200)]
+        found = store.lookup(keys)
+        assert found == len(keys) == 781
+        print(f"lookup of 100,000 ids, {found} blocks found among {store.index.records:,} records: hashing and index "
+              f"{min(both) * 1e3:.2f} ms at best, {statistics.median(both) * 1e3:.2f} ms median; "
+              f"hashing alone {min(hashing) * 1e3:.2f} ms")
+
+
+def make_segments(folder: Path, layout: Layout, records: int, each: int) -> None:
+    """Sealed segments without payloads: footers, logs and holes."""
+    place = folder / "store" / layout.namespace.hex() / "chat"
+    place.mkdir(parents=True)
+    hour, rng = int(time.time() // 3600) + 170, np.random.default_rng(9)
+    for seq in range(-(-records // each)):
+        count = min(each, records - seq * each)
+        block = Superblock(layout, each, rng.bytes(16), "0" * 12, "chat", int(time.time()), hour)
+        raw = rng.bytes(16 * count)
+        rows = [put_entry(raw[16 * i : 16 * i + 16], bytes(16), i, Flags.NONE, i, 1) for i in range(count)]
+        entries = pack_entries(entries_of(rows), block.uuid, 0)
+        name = SegmentName(hour, "0" * 12, seq, "seg")
+        with (place / name.file).open("wb") as file:
+            file.write(block.pack())
+            file.seek(block.footer)
+            file.write(pack_footer(block, entries))
+        (place / name.log).write_bytes(entries)
+
+
+# ---- agent trace ----
+def bench_trace(folder: Path, sessions: int, turns: int, growth: int, prefill_rate: float) -> None:
+    """Sessions with a common system prompt; every turn's prompt is the last one's and ``growth`` ids more.
+
+    The oracle knows every prompt before and finds the longest common prefix in whole blocks. Payloads are small: hits
+    hang on keys. ``prefill_rate``: tokens a second, for the times that are derived from the hit rate.
+    """
+    block, rng = 128, np.random.default_rng(5)
+    layout = Layout(bytes(16), block, (("state", 64),))
+    system = rng.integers(0, 129_280, 11_000)
+    histories = [system.copy() for _ in range(sessions)]
+    seen: set[bytes] = set()
+    total = hits = attainable = 0
+    order = [s for _ in range(turns) for s in random.Random(6).sample(range(sessions), sessions)]
+    with opened(folder, layout, quota=8 << 30) as store:
+        def run() -> None:
+            nonlocal total, hits, attainable
+            for s in order:
+                histories[s] = ids = np.concatenate([histories[s], rng.integers(0, 129_280, growth)])
+                keys = chain_keys(ROOT, ids, block)
+                best = next((i for i, key in enumerate(keys) if key.tobytes() not in seen), len(keys))
+                best = min(best, (len(ids) - 1) // block)
+                found = min(store.lookup(keys), (len(ids) - 1) // block)
+                into = np.zeros((found, 64), dtype=np.uint8)
+                ticket = store.fetch(keys[:found], ids[: found * block], [[row] for row in into])
+                store.poll(ticket, time.monotonic() + 60)
+                total, hits, attainable = total + len(ids), hits + ticket.leading * block, attainable + best * block
+                new = [store.publish(keys[i].tobytes(), keys[i - 1].tobytes() if i else ROOT, i,
+                                     ids[i * block : (i + 1) * block], [bytes(64)])
+                       for i in range(ticket.leading, len(keys))]
+                while not all(t.done for t in new):
+                    time.sleep(0.0005)
+                seen.update(key.tobytes() for key in keys)
+
+        seconds = timed(run)
+    rate, oracle = hits / total, attainable / total
+    print(f"{sessions} sessions of {turns} turns, {growth:,} ids more each turn, {len(system):,} of a common system "
+          f"prompt: {total:,} ids in {seconds:.0f} s")
+    print(f"  hit rate {100 * rate:.3f} %, longest common block {100 * oracle:.3f} %: "
+          f"{100 * rate / oracle:.2f} % of it")
+    print(f"  1 / (1 - hit) = {1 / (1 - rate):.2f}; at {prefill_rate:,.0f} tokens/s a mean prompt of "
+          f"{total / len(order):,.0f} takes {total / len(order) / prefill_rate:.1f} s without the store, "
+          f"{(total - hits) / len(order) / prefill_rate:.2f} s with it")
+
+
+# ---- rebuild ----
+def bench_rebuild(folder: Path, records: int) -> None:
+    """A store of V4.1's segment size opens without an index; lookups run meanwhile."""
+    layout = Layout(bytes(16), 128, (("state", 64),))
+    make_segments(folder, layout, records, 2_339)
+    ids = np.random.default_rng(1).integers(0, 129_280, 100_000).astype(np.int32)
+    keys = chain_keys(ROOT, ids, 128)
+    settings = StoreSettings(folder / "store", index=folder / "index", quota=2 << 30)
+    begun, slow = time.perf_counter(), []
+    store = Store(settings, layout)
+    while not store.ready(0):
+        slow.append(timed(lambda: store.lookup(keys)))
+        time.sleep(0.005)
+    seconds, count = time.perf_counter() - begun, store.index.records
+    store.close()
+    assert count == records
+    print(f"index of {count:,} records from {-(-records // 2_339)} footers in {seconds:.1f} s; {len(slow)} lookups "
+          f"meanwhile took {statistics.median(slow) * 1e3:.2f} ms (median), {max(slow) * 1e3:.1f} ms (longest)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["io", "lookup", "trace", "rebuild"])
+    parser.add_argument("--folder", type=Path, help="where to measure")
+    parser.add_argument("--memory", type=int, default=64, metavar="MIB", help="of io: half the working set")
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=33)
+    parser.add_argument("--growth", type=int, default=2_242)
+    parser.add_argument("--prefill-rate", type=float, default=5_000.0, metavar="TOKENS")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-store-", dir=given.folder))
+    try:
+        print("python tests/bench/bench_store.py " + " ".join(sys.argv[1:]))
+        if given.what == "io":
+            bench_io(folder, given.memory << 20, given.threads, given.repeats, given.backend)
+        elif given.what == "lookup":
+            bench_lookup(folder)
+        elif given.what == "trace":
+            bench_trace(folder, given.sessions, given.turns, given.growth, given.prefill_rate)
+        else:
+            bench_rebuild(folder, given.records)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
