@@ -119,7 +119,7 @@ class Scheduler:
                 resumed = True  # it decodes from the next step on
         self.prompt_rows = most - left.step
         self.chunk_cut = self.chunk_cut and not left.step
-        return step.count > 0 or (resumed and self.schedule(step))
+        return step.count > 0 or ((resumed or self._preempted) and self.schedule(step))
 
     def order(self) -> NDArray[np.int64]:
         """Slots of the running sequences, first turn first."""
