@@ -39,11 +39,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Backend:
-    """What a package under `deepinfer.backends` announces: the targets it serves and whether it is built."""
+    """What a package under `deepinfer.backends` announces: the targets it serves, whether it compiles for them
+    (`built`), and whether engines for them run."""
 
     name: str
     targets: tuple[str, ...]
     built: bool
+    runs: bool = True
 
 
 def backends() -> list[Backend]:
@@ -58,7 +60,7 @@ def backends() -> list[Backend]:
             continue
         if not isinstance(getattr(module, "BUILT", None), bool):
             raise InternalError(f"backends/{entry.name}/__init__.py defines TARGETS but no BUILT: bool")
-        found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT))
+        found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT, getattr(module, "RUNS", True)))
     return sorted(found, key=lambda backend: backend.name)
 
 
@@ -71,6 +73,12 @@ def built_targets() -> list[str]:
     """The targets whose backend is built, best first."""
     built = {target for backend in backends() if backend.built for target in backend.targets}
     return [target for target in known_targets() if target in built]
+
+
+def runnable_targets() -> list[str]:
+    """The targets that are built and whose engines run, best first."""
+    running = {target for backend in backends() if backend.runs for target in backend.targets}
+    return [target for target in built_targets() if target in running]
 
 
 def backend_of(target: str) -> Backend:
@@ -110,6 +118,14 @@ def require_runnable(target: str, engine: str) -> None:
         target: the target in the engine's manifest.
         engine: how to name the engine in the message, usually its path.
     """
+    if target in built_targets() and target not in runnable_targets():
+        raise ArtifactError(
+            "this version compiles engines for this target, but does not run them yet",
+            where=engine,
+            found=f"an engine for {target}",
+            allowed=runnable_targets(),
+            next_step="compile again with --target cpu",
+        )
     if os.environ.get(VARIABLE, ""):
         here = resolve_target(need_built=False)
     elif target == "cpu":
@@ -202,13 +218,13 @@ def _found_device() -> str | None:
 
 
 def _best_found() -> Choice:
-    found, built = _found_device(), built_targets()
+    found, built = _found_device(), runnable_targets()
     if found is not None and found in built:
         return Choice(found, f"a device for {found} is here")
     if "cpu" not in built:
         raise SpecError("no backend of this version is built", where="backends", allowed=built)
     if found is not None:
-        return Choice("cpu", f"a device for {found} is here, but that backend is not built yet")
+        return Choice("cpu", f"a device for {found} is here, but engines for it do not run yet")
     capability = nvidia_device().capability
     if capability is not None:
         found_clause = "the NVIDIA device here has compute capability {}.{}".format(*capability)

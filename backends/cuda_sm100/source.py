@@ -42,9 +42,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: a function of the text with its compile-time arguments. ``hot``: it may not spill. ``matrix``: it
-    has to use the tensor cores' asynchronous instructions. ``otherwise``: other numbers of warps to try, in this order, when
-    it spills."""
+    """One launch: a function of the text with its compile-time arguments.
+
+    ``hot``: it may not spill. ``matrix``: it has to use the tensor cores' asynchronous instructions. ``otherwise``:
+    other numbers of warps to try, in this order, when it spills.
+    """
 
     function: str
     grid: Grid

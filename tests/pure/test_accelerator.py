@@ -61,7 +61,7 @@ def test_the_variable_names_the_accelerator(machine, variable, capability, targe
         (None, "Ascend950PR_9589", EVERYTHING, "ascend950", "a device for ascend950 is here"),
         (None, "Ascend910B3", EVERYTHING, "cpu", "no accelerator"),
         (None, None, EVERYTHING, "cpu", "no accelerator"),
-        ((9, 0), None, ("cpu",), "cpu", "sm90 is here, but that backend is not built"),
+        ((9, 0), None, ("cpu",), "cpu", "sm90 is here, but engines for it do not run"),
         ((12, 0), None, EVERYTHING, "cpu", "12.0, which no target fits"),
     ],
 )

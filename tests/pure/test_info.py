@@ -64,7 +64,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_config_gives_sizes_on_disk_and_in_memory() -> None:
-    lines = words(info(FLASH, "--target", "sm100").stdout)
+    lines = words(info(FLASH, "--target", "ascend950").stdout)
     assert "total 96,085 510,286,023,000" in lines
     assert "510.3 GB on disk; 307.5 GB when the lookup tables stay in host memory" in lines
     assert "mxfp8(1,32) 4 202,758,032,400 lookup tables" in lines
@@ -73,7 +73,7 @@ def test_a_config_gives_sizes_on_disk_and_in_memory() -> None:
 
 
 def test_a_config_gives_the_cache_plan() -> None:
-    lines = words(info(FLASH, "--target", "sm100").stdout)
+    lines = words(info(FLASH, "--target", "ascend950").stdout)
     assert "win.0-19 528 133 1,404,480 each sequence, from every row" in lines
     assert "win.20-39, draft.0-2 528 133 1,615,152 each sequence, from kept rows" in lines
     assert ("890 bytes a token; a block of 128 tokens is 113,920 bytes (114,048 as a page of whole records)") in lines
@@ -82,8 +82,8 @@ def test_a_config_gives_the_cache_plan() -> None:
 
 
 def test_memory_is_for_the_sequences_asked_about() -> None:
-    few = data(FLASH / "config.json", "--target", "sm100")
-    many = data(FLASH, "--target", "sm100", "--max-num-seqs", "64", "--max-model-len", "32768")
+    few = data(FLASH / "config.json", "--target", "ascend950")
+    many = data(FLASH, "--target", "ascend950", "--max-num-seqs", "64", "--max-model-len", "32768")
     assert (few["memory"]["sequences"], few["memory"]["tokens"]) == (
         EngineOptions().max_num_seqs, EngineOptions().max_model_len)
     assert many["memory"]["slots"] == few["memory"]["slots"] // EngineOptions().max_num_seqs * 64
@@ -102,7 +102,7 @@ def test_a_target_that_is_built_tells_the_memory_of_a_step(engine: Path) -> None
 
 
 def test_another_cache_format_takes_other_memory() -> None:
-    plain = data(FLASH, "--target", "sm100", "--cache-format", "f32")
+    plain = data(FLASH, "--target", "ascend950", "--cache-format", "f32")
     assert plain["sums"]["bytes_per_token"] == (3 / 2 + 1) * 4 * (512 + 128)
 
 
@@ -120,7 +120,7 @@ def test_an_engine_tells_what_it_was_compiled_with(engine: Path) -> None:
     (("--max-num-seqs", "5"), 3, "smaller max_num_seqs; found 5; allowed <= 4; compile again"),
     (("--max-model-len", "301"), 3, "smaller max_model_len; found 301; allowed <= 300"),
     (("--cache-format", "f32"), 2, "cache_format of an engine is what it was compiled with; found cache_format=f32"),
-    (("--target", "sm100"), 5, "compiled for another target; found cpu; allowed sm100"),
+    (("--target", "ascend950"), 5, "compiled for another target; found cpu; allowed ascend950"),
 ])
 def test_an_engine_is_not_asked_for_what_it_cannot_be(
         engine: Path, arguments: tuple[str, ...], code: int, sentence: str) -> None:
@@ -154,7 +154,7 @@ def test_a_config_that_no_spec_describes_is_one_line(
     config = json.loads((FLASH / "config.json").read_text())
     change(config)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    exit_code, line = refused(tmp_path, "--target", "sm100")
+    exit_code, line = refused(tmp_path, "--target", "ascend950")
     assert exit_code == 2 and sentence in line
 
 
@@ -166,7 +166,7 @@ def test_a_config_that_no_spec_describes_is_one_line(
     ((FLASH, "--target", "sm80"), 2, "sm80"),
 ])
 def test_what_cannot_be_planned_is_one_line(arguments: tuple[str | Path, ...], code: int, sentence: str) -> None:
-    target = () if "--target" in arguments else ("--target", "sm100")
+    target = () if "--target" in arguments else ("--target", "ascend950")
     exit_code, line = refused(*arguments, *target)
     assert exit_code == code and sentence in line
 
