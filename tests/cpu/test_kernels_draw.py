@@ -97,7 +97,7 @@ def kinds_of_logits(size: int) -> Array:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 0}, {}, {"temperature": 0.7}, {"temperature": 2}, {"temperature": 0.02},
+    {"temperature": 0}, {}, {"temperature": 0.7}, {"temperature": 2}, {"temperature": 0.02}, {"temperature": 1e-7},
     {"top_k": 1}, {"top_k": 7}, {"top_k": 400, "top_p": 0.9}, {"top_p": 0.5}, {"top_p": 0.95, "temperature": 1.3},
     {"top_p": 1e-6}, {"min_p": 0.05}, {"min_p": 1.0}, {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
     {"allowed_token_ids": [3, 9, 30, 31]}, {"logit_bias": {5: 4.0, 9: -100}}, {"min_tokens": 9},
@@ -231,6 +231,16 @@ def test_a_judged_draft_is_a_draw_from_the_target(options: dict[str, Any], dista
     assert sum(found[i] for i in np.flatnonzero(~live)) == 0
     assert chance(np.array([found[i] for i in np.flatnonzero(live)]), p[live] * n) > 1e-3
     assert abs(accepted / n - np.minimum(p, q).sum()) < 4 * 0.5 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_draft_from_logits_that_are_no_numbers_is_replaced_by_a_draw_from_the_target(wrong: float) -> None:
+    n, size = 4000, 5
+    target, start = RNG.normal(size=size).astype(np.float32), start_of(SamplingParams(top_p=0.99), mode=REJECTION)
+    drafter = np.full(size, wrong, np.float32)
+    judged = Drawn(n).every(start, size, mode=JUDGE, drafted=drafter, noise=TARGET_NOISE)
+    found = np.bincount(judged.tokens(np.tile(target, (n, 1))), minlength=size)
+    assert chance(found, probabilities(target, SamplingParams()) * n) > 1e-3
 
 
 def test_a_plain_draw_follows_the_probabilities() -> None:

@@ -177,15 +177,12 @@ DI_INLINE bool di_filters(const DiSampling* how, int64_t n) {
     return (how->top_k > 0 && how->top_k < n) || how->top_p < 1.0 || how->min_p > 0.0;
 }
 
-// Divides by the temperature and leaves the tokens to draw from. Returns the largest z.
-static inline double di_filter(const DiSampling* how, int64_t n, const DiDrawScratch& s) {
+// Leaves of z, which is divided by the temperature, the tokens to draw from.
+static inline void di_filter(const DiSampling* how, int64_t n, double top, const DiDrawScratch& s) {
     double* const z = s.z;
-    const double t = how->temperature;
-    for (int64_t i = 0; i < n; ++i) z[i] = z[i] / t;
-    const double top = di_greatest(z, n);
-    if (!di_filters(how, n)) return top;
+    if (!di_filters(how, n) || !di_is_finite(top)) return;
     if (how->top_k > 0 && how->top_k < n) di_keep(z, z, n, top, DiCut{how->top_k, -HUGE_VAL}, s.ids);
-    if (how->top_p == 1.0 && how->min_p == 0.0) return top;
+    if (how->top_p == 1.0 && how->min_p == 0.0) return;
     for (int64_t i = 0; i < n; ++i) s.w[i] = di_exp64(z[i] - top);
     if (how->top_p < 1.0) {
         const double all = di_above(z, s.w, n, -HUGE_VAL).sum;
@@ -194,6 +191,19 @@ static inline double di_filter(const DiSampling* how, int64_t n, const DiDrawScr
     if (how->min_p > 0.0) {
         for (int64_t i = 0; i < n; ++i) z[i] = s.w[i] >= how->min_p || z[i] == top ? z[i] : -HUGE_VAL;
     }
+}
+
+// Steps 1 to 3. Returns the largest z; -inf: no token is left.
+static inline double di_left(const DiDraw* d, const float* l, bool bare, int64_t n, const DiDrawScratch& s) {
+    const double t = d->how->temperature;
+    if (di_edits(d, bare)) {
+        di_edit(d, l, bare, n, s.z);
+        for (int64_t i = 0; i < n; ++i) s.z[i] = s.z[i] / t;
+    } else {
+        for (int64_t i = 0; i < n; ++i) s.z[i] = (double)l[i] / t;
+    }
+    const double top = di_greatest(s.z, n);
+    di_filter(d->how, n, top, s);
     return top;
 }
 
@@ -208,19 +218,20 @@ DI_INLINE uint64_t di_noise_key(const DiDraw* d, int64_t position) {
 // Accepts a draft x with probability p(x) / q(x), else draws from what p has more than q: the result is a draw from p.
 static inline int64_t di_judged(const DiDraw* d, const float* l, int64_t n, int64_t position, DiDrawScratch s) {
     double* const p = s.z;
+    const double top = di_left(d, l, false, n, s);
+    if (!di_is_finite(top)) return DI_NOTHING_LEFT;
+    const uint64_t key = di_noise_key(d, position);
+    const DiTop drafts = di_largest(d->drafted, n);
+    if (!drafts.number || !di_is_finite((double)drafts.value)) return di_drawn(DiWide{p}, n, key);
     DiDrawScratch other = s;
     other.z = s.q;
-    di_edit(d, l, false, n, p);
-    const double top = di_filter(d->how, n, s);
-    if (!di_is_finite(top)) return DI_NOTHING_LEFT;
-    di_edit(d, d->drafted, true, n, s.q);
-    const double peak = di_filter(d->how, n, other);
-    const uint64_t key = di_noise_key(d, position);
+    const double peak = di_left(d, d->drafted, true, n, other);
+    if (!di_is_finite(peak)) return di_drawn(DiWide{p}, n, key);
     const int64_t x = d->draft;
     for (int64_t i = 0; i < n; ++i) s.w[i] = di_exp64(s.q[i] - peak);
-    const double drafts = di_above(s.q, s.w, n, -HUGE_VAL).sum;
-    const double qx = s.w[x] / drafts;
-    for (int64_t i = 0; i < n; ++i) s.q[i] = s.w[i] / drafts;
+    const double whole = di_above(s.q, s.w, n, -HUGE_VAL).sum;
+    const double qx = s.w[x] / whole;
+    for (int64_t i = 0; i < n; ++i) s.q[i] = s.w[i] / whole;
     for (int64_t i = 0; i < n; ++i) s.w[i] = di_exp64(p[i] - top);
     const double all = di_above(p, s.w, n, -HUGE_VAL).sum;
     const uint64_t decision = di_key(di_key(d->how->key, DI_NOISE_DECISION), (uint64_t)position);
@@ -241,15 +252,16 @@ static inline int64_t di_chosen(const DiDraw* d, const float* l, int64_t n, int6
     if (greedy && !edits) return top.id;
     const uint64_t key = di_noise_key(d, position);
     if (d->mode == DI_DRAW_JUDGE && !greedy) return di_judged(d, l, n, position, di_draw_scratch(scratch, n));
-    if (!edits && !di_filters(how, n)) {
-        return di_drawn(DiPlain{l, how->temperature, (float)(1.0 / how->temperature)}, n, key);
-    }
+    const double t = how->temperature;
+    if (!edits && !di_filters(how, n) && t > 1e-3) return di_drawn(DiPlain{l, t, (float)(1.0 / t)}, n, key);
     const DiDrawScratch s = di_draw_scratch(scratch, n);
-    di_edit(d, l, d->bare, n, s.z);
-    if (!di_is_finite(di_greatest(s.z, n))) return DI_NOTHING_LEFT;
-    if (greedy) return di_first_of(s.z, n);
-    di_filter(how, n, s);
-    return di_drawn(DiWide{s.z}, n, key);
+    if (greedy) {
+        di_edit(d, l, d->bare, n, s.z);
+        const int64_t first = di_first_of(s.z, n);
+        return di_is_finite(s.z[first]) ? first : (int64_t)DI_NOTHING_LEFT;
+    }
+    const double left = di_left(d, l, d->bare, n, s);
+    return left > -HUGE_VAL ? di_drawn(DiWide{s.z}, n, key) : (int64_t)DI_NOTHING_LEFT;
 }
 
 // ---- log-probabilities of the logits as the model gives them --------------------------------------------------------
