@@ -14,6 +14,7 @@ import numpy as np
 
 from deepinfer.errors import ArtifactError, InternalError, PlanError, ToolchainError
 from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.placement import Placement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +39,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "di_state": [_POINTER, ctypes.c_char_p, _I32, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64)],
     "di_begin": [_POINTER, _I32, _POINTER, _POINTER, _I64, _POINTER, _I64],
     "di_step": [_POINTER, _POINTER, _POINTER],
+    "di_place": [_POINTER, ctypes.POINTER(_I32), _I32],
+    "di_memory_policy": [_I32, ctypes.POINTER(_I32)],
     "di_profile": [_POINTER, _I32, ctypes.POINTER(ctypes.POINTER(ctypes.c_double)), ctypes.POINTER(_I32)],
 }
 
@@ -139,10 +142,14 @@ class NativeEngine:
     def __init__(self, lib: str | Path, interface: Interface, *, slots: int, blocks: int,
                  threads: int | None = None) -> None:
         self.interface = interface
-        self.slots, self.blocks, self.threads = slots, blocks, threads or default_threads()
+        place = Placement.wanted()
+        self.slots, self.blocks, self.threads = slots, blocks, threads or len(place.cpus) or default_threads()
         self._runner = Runner(Path(lib))
         self.memory = self._runner.memory(slots, blocks, self.threads)
-        self._runner.call("di_allocate", slots, blocks, self.threads)
+        with place.memory(self._memory_policy):
+            self._runner.call("di_allocate", slots, blocks, self.threads)
+        if place.cpus:
+            self._runner.call("di_place", (_I32 * len(place.cpus))(*place.cpus), len(place.cpus))
         self._bound: Binding | None = None
         self.checkpoint: Path | None = None
         self._pins = (_POINTER * (len(interface.pins) or 1))()
@@ -150,6 +157,12 @@ class NativeEngine:
         self._pointer, self._rows, self._bytes = _POINTER(), _I64(), _I64()
         self._views: dict[tuple[str, str], NDArray[Any]] = {}
         self._names = {e: [(n, n.encode()) for n in outputs] for e, outputs in interface.outputs.items()}
+
+    def _memory_policy(self, policy: int) -> int:
+        """Sets the policy of pages that this thread touches first; memory nodes of the machine."""
+        nodes = _I32()
+        self._runner.call("di_memory_policy", policy, ctypes.byref(nodes), opened=False)
+        return nodes.value
 
     def bind(self, binding: Binding) -> None:
         """Points every parameter at its tensors; nothing is copied, and ``binding`` is kept alive."""

@@ -71,6 +71,7 @@ struct DiEngine {
     void state(const std::string& name, int32_t unit, void** data, int64_t* bytes) const;
     void profile(bool on, const double** times, int32_t* launches);
     Layout layout(int32_t slots, int32_t blocks, int32_t threads) const;
+    void place(const int32_t* cpus, int32_t count);
 
   private:
     Table table_;
@@ -86,6 +87,8 @@ struct DiEngine {
     bool profiling_ = false;
     std::atomic<bool> running_{false};
     Barrier barrier_;
+    std::vector<int32_t> cpus_;  // where threads run, empty: anywhere
+    int32_t placed_ = 0;         // how often that was said
     Slots slot_states_;
     Drawing drawing_;
 
@@ -103,6 +106,7 @@ struct DiEngine {
     const char* output_rows(int32_t entry, const char* name, int64_t* row_bytes) const;
     void deal(const EntryRow& entry, Plan& plan);
     void execute(const EntryRow& entry, Plan& plan);
+    void settle(int32_t thread) const;
     void work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread);
     void phases(const EntryRow& entry, Plan& plan, int32_t thread);
     void loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start);

@@ -69,6 +69,7 @@ void DiEngine::deal(const EntryRow& entry, Plan& plan) {
 
 void DiEngine::execute(const EntryRow& entry, Plan& plan) {
     if (threads_ == 1) {
+        settle(0);
         phases(entry, plan, 0);
         return;
     }
@@ -76,6 +77,7 @@ void DiEngine::execute(const EntryRow& entry, Plan& plan) {
     {
 #pragma omp single
         barrier_.resize(omp_get_num_threads());  // a limit of the environment may leave fewer than were asked for
+        settle(omp_get_thread_num());
         phases(entry, plan, omp_get_thread_num());
     }
 }

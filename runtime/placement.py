@@ -1,0 +1,95 @@
+"""Where the threads of a CPU engine run, and on which memory nodes its pages lie: wishes from the environment.
+
+``DEEPINFER_AFFINITY``  ``off`` (default): the system moves threads as it likes; ``each``: one processor for every
+thread, of those that the process may use; or a list like ``0-7,16``.
+``DEEPINFER_NUMA``      ``off`` (default): pages lie where they are touched first, which is one node; ``interleave``:
+pages of values, rings and cache are spread over all nodes; ``local``: threads keep to the processors of the node that
+the process starts on. On a machine with one node nothing is done, and an event says so.
+
+Results never depend on either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer.errors import PlanError
+from deepinfer.runtime import events
+
+AFFINITY, NUMA = "DEEPINFER_AFFINITY", "DEEPINFER_NUMA"
+MODES = ("off", "interleave", "local")
+_NODES = Path("/sys/devices/system/node")
+_DEFAULT, _INTERLEAVED = 0, 1  # DI_MEMORY_* of runtime/native/placement.h
+
+
+def cpu_list(text: str) -> list[int]:
+    """``0-2,5`` -> [0, 1, 2, 5]; ValueError for anything else."""
+    found = list[int]()
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Placement:
+    """``cpus``: processors of the threads, in their order; empty: anywhere. ``numa``: one of MODES."""
+
+    cpus: tuple[int, ...] = ()
+    numa: str = "off"
+
+    @staticmethod
+    def wanted() -> Placement:
+        """What the environment asks for; PlanError where that cannot be had."""
+        numa = os.environ.get(NUMA, "").strip() or "off"
+        if numa not in MODES:
+            raise PlanError("this placement of memory does not exist", where=NUMA, found=numa, allowed=", ".join(MODES))
+        allowed = sorted(os.sched_getaffinity(0))
+        cpus = _affinity(os.environ.get(AFFINITY, "").strip() or "off", allowed)
+        if numa == "local" and not cpus:
+            cpus = _node_of(allowed)
+        return Placement(tuple(cpus), numa)
+
+    @contextmanager
+    def memory(self, set_policy: Callable[[int], int]) -> Iterator[None]:
+        """While it lasts, pages that are touched first lie as asked. ``set_policy``: native, returns the nodes."""
+        if self.numa != "interleave":
+            yield
+            return
+        nodes = set_policy(_INTERLEAVED)
+        events.info("numa", wanted=self.numa, nodes=nodes, done="interleaved" if nodes > 1 else "nothing: one node")
+        try:
+            yield
+        finally:
+            set_policy(_DEFAULT)
+
+
+def _affinity(wanted: str, allowed: list[int]) -> list[int]:
+    if wanted == "off":
+        return []
+    if wanted == "each":
+        return allowed
+    try:
+        cpus = cpu_list(wanted)
+    except ValueError:
+        raise PlanError("this is no list of processors", where=AFFINITY, found=wanted,
+                        allowed="off, each, or a list like 0-7,16") from None
+    foreign = sorted({*cpus} - {*allowed})
+    if foreign:
+        raise PlanError("the process may not use these processors", where=AFFINITY,
+                        found=", ".join(map(str, foreign)), allowed=", ".join(map(str, allowed)))
+    return cpus
+
+
+def _node_of(allowed: list[int]) -> list[int]:
+    """Allowed processors of the memory node with the first of them; none on a machine with one node."""
+    nodes = [cpu_list(text) for p in sorted(_NODES.glob("node[0-9]*/cpulist")) if (text := p.read_text().strip())]
+    if len(nodes) < 2:
+        events.info("numa", wanted="local", nodes=max(1, len(nodes)), done="nothing: one node")
+        return []
+    home = next((n for n in nodes if allowed[0] in n), allowed)
+    return [c for c in allowed if c in home]
