@@ -36,7 +36,7 @@ def render_report(manifest: Mapping[str, Any], explanation: Mapping[str, Any],
     return page.render(
         manifest=manifest, facts=facts, footprint=Footprint.from_dict(manifest["footprint"]), row=ROW,
         entries=[_entry(facts, name) for name in facts.entries], layers=layers, views=_views(facts),
-        first=max(range(len(layers)), key=lambda i: layers[i]["kind"].count, default=0),
+        first=max(range(len(layers)), key=lambda i: (layers[i]["entry"] == STEP_ENTRY, _weight(layers[i])), default=0),
         details=Markup(json.dumps(details, separators=(",", ":")).replace("<", "\\u003c")))
 
 
@@ -63,7 +63,7 @@ def _layer(facts: EngineFacts, entry: str, kind: LayerKind, details: list[dict[s
         kernel = facts.kernels[s.raw["kernel"]]
         moved, macs = s.cost.bytes(shape.step), s.cost.macs(shape.step)
         rows.append({"detail": len(details), "family": kernel["family"], "title": _words(s), "axis": s.raw["rows"],
-                     "where": s.scope.split(".", 2)[-1] if s.layer[1] >= 0 else s.scope, "bytes": moved})
+                     "where": ".".join(s.scope.split(".")[2:]) if s.layer[1] >= 0 else s.scope, "bytes": moved})
         least = f", {duration(roof.seconds(moved, macs))} at least on {roof.machine}" if roof else ""
         details.append({"symbol": kernel["symbol"], "source": kernel["source"], "family": kernel["family"],
                         "why": s.raw["why"], "lines": [" → ".join(chain) for chain in s.raw["lines"]],
@@ -71,6 +71,11 @@ def _layer(facts: EngineFacts, entry: str, kind: LayerKind, details: list[dict[s
                         "states": ", ".join(s.raw["states"]), "params": ", ".join(s.raw["params"]),
                         "cost": f"{size(moved)}, {number(macs)} multiply-adds{least} ({shape.name})"})
     return {"entry": entry, "kind": kind, "rows": rows, "links": Markup(links(len(rows), edges, outside))}
+
+
+def _weight(layer: Mapping[str, Any]) -> tuple[int, int]:
+    """Layers of a kind, then kernels of one: what is shown first."""
+    return layer["kind"].count, layer["kind"].launches
 
 
 def _words(step: Step) -> str:
