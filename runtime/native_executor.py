@@ -80,7 +80,12 @@ class _Slate:
 
 
 class NativeExecutor:
-    """``lag``: steps that may be in flight besides the one waited for; with any, a thread of its own runs them."""
+    """``lag``: steps that may be in flight besides the one waited for; with any, a thread of its own runs them.
+
+    ``rejection``: drafts can be judged by rejection.
+    """
+
+    rejection = True
 
     def __init__(self, plan: EnginePlan, engine: NativeEngine, *, lag: int = 0) -> None:
         self.plan, self.engine = plan, engine
