@@ -61,7 +61,7 @@ class Ring:
     def prep(self, slot: int, locator: Locator, tag: object) -> None:
         """Prepare a read into slot ``slot`` of the arena; ``tag`` comes back with its result."""
         with self._changed:
-            if len(self._prepared) + len(self._under_way) >= self.entries:
+            if len(self._under_way) >= self.entries:
                 raise RequestError("the ring is full", where="ring", found=self.entries,
                                    next_step="poll for results before more reads are prepared")
             number, self._count = self._count, self._count + 1

@@ -55,7 +55,6 @@ class UsrbioMover:
         self._reads = self._io.make_ioring(mount, _DEPTH, True, 0, None, None, arena.numa, HOLES_ARE_ERRORS)
         self._writes = self._io.make_ioring(mount, _DEPTH, False, 0, None, None, arena.numa, HOLES_ARE_ERRORS)
         self._writing = threading.Lock()
-        self._registered: set[int] = set()
         self._slots = arena.take(min(_DEPTH, max(1, arena.count // 2)))
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="store-usrbio")
@@ -95,6 +94,7 @@ class UsrbioMover:
 
     def _read(self, batch: list[Run]) -> None:
         begun: list[tuple[Run, memoryview]] = []
+        known: set[int] = set()  # descriptors that the client of 3FS knows at the moment
         try:
             for run, slot in zip(batch, self._slots, strict=False):
                 place = self._reader.begin(run)
@@ -103,16 +103,22 @@ class UsrbioMover:
                 # A slot of another arena is not registered with this ring: read into ours, then copy.
                 job = (run, self._arena.view(slot))
                 begun.append(job)
-                self._io.register_fd(place[0])
+                if place[0] not in known:
+                    known.add(place[0])
+                    self._io.register_fd(place[0])
                 self._reads.prepare(self._slice(job[1]), True, place[0], place[1], userdata=job)
-            for done in self._reads.submit().wait(min_results=len(begun)) if begun else ():
+            results = self._reads.submit().wait(min_results=len(begun)) if begun else ()
+            while known:
+                self._io.deregister_fd(known.pop())
+            for done in results:
                 run, view = done.userdata
-                self._io.deregister_fd(run.fd)
                 own = run.reads[0].slot
                 if own is not None:
                     own[:] = view
                 self._reader.finish(run, [view if own is None else own], int(done.result))
         except Exception as failure:
+            while known:
+                self._io.deregister_fd(known.pop())
             for run in batch:
                 self._reader.fail(run, failure)
 

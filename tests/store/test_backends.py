@@ -1,0 +1,220 @@
+"""What moves records: every backend behaves as the plain one. 3FS and Mooncake are stand-ins with their call shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from store.witness_store import LAYOUT, Chain, open_store, settings
+
+from deepinfer.runtime.store import Flags, Status
+from deepinfer.runtime.store.backends import uring
+from deepinfer.runtime.store.mooncake import MooncakeTier
+from deepinfer.runtime.store.ring import Ring, locate, open_arena
+
+
+class Usrbio(ModuleType):
+    """Stand-in for ``hf3fs_fuse.io``: registered memory in slices, rings for one direction, results with user data."""
+
+    def __init__(self, mount: Path) -> None:
+        super().__init__("hf3fs_fuse.io")
+        self.mount, self.registered, self.moved = mount, set(), 0
+        self.short = False
+
+    def extract_mount_point(self, path: str) -> str:
+        if not Path(path).is_relative_to(self.mount):
+            raise RuntimeError(f"{path} is on no mount")
+        return str(self.mount)
+
+    def make_iovec(self, shm: Any, mount: str, block_size: int = 0, numa: int = -1) -> memoryview:
+        assert (Path("/dev/shm") / shm.name).exists(), "memory is registered by its name"
+        assert mount == str(self.mount) and len(shm.buf) == shm.size
+        return memoryview(shm.buf)
+
+    def make_ioring(self, mount: str, entries: int, for_read: bool = True, io_depth: int = 0, priority: Any = None,
+                    timeout: Any = None, numa: int = -1, flags: int = 0) -> UsrbioRing:
+        assert flags == 2, "holes are errors"
+        return UsrbioRing(self, entries, for_read)
+
+    def register_fd(self, fd: int) -> None:
+        self.registered.add(fd)
+
+    def deregister_fd(self, fd: int) -> None:
+        self.registered.remove(fd)
+
+
+class UsrbioRing:
+    def __init__(self, module: Usrbio, entries: int, for_read: bool) -> None:
+        self.module, self.entries, self.for_read = module, entries, for_read
+        self.jobs: list[tuple[Any, int, int, Any]] = []
+
+    def prepare(self, iov: memoryview, is_read: bool, fd: int, offset: int, userdata: Any = None) -> None:
+        assert is_read == self.for_read and fd in self.module.registered and len(self.jobs) < self.entries
+        self.jobs.append((iov, fd, offset, userdata))
+
+    def submit(self) -> UsrbioRing:
+        return self
+
+    def wait(self, max_results: int | None = None, min_results: int = 0, timeout: Any = None) -> list[Any]:
+        assert min_results <= len(self.jobs)
+        done = []
+        for iov, fd, offset, userdata in self.jobs:
+            if self.module.short and self.for_read:
+                result = -errno.EIO
+            else:
+                result = (os.preadv if self.for_read else os.pwritev)(fd, [iov], offset)
+            self.module.moved += 1
+            done.append(SimpleNamespace(result=result, userdata=userdata))
+        self.jobs = []
+        return done
+
+
+@pytest.fixture
+def usrbio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Usrbio:
+    module = Usrbio(tmp_path)
+    monkeypatch.setitem(sys.modules, "hf3fs_fuse", ModuleType("hf3fs_fuse"))
+    monkeypatch.setitem(sys.modules, "hf3fs_fuse.io", module)
+    return module
+
+
+def test_on_a_3fs_mount_records_go_through_its_ring(tmp_path: Path, usrbio: Usrbio) -> None:
+    store = open_store(tmp_path, backend="auto", threads=2, background=True)
+    assert store.ready(10) and store.mover.name == "usrbio"
+    chain = Chain(1, 9)
+    assert chain.publish(store) == [Status.OK] * 9 and chain.fetch(store) == [Status.OK] * 9
+    assert usrbio.moved == 18 and not usrbio.registered
+    usrbio.short = True
+    assert chain.fetch(store) == [Status.IO_ERROR] * 9
+    usrbio.short = False
+    assert chain.fetch(store) == [Status.OK] * 9
+    store.close()
+
+
+def test_off_a_3fs_mount_its_ring_is_not_used(tmp_path: Path, usrbio: Usrbio) -> None:
+    usrbio.mount = tmp_path / "elsewhere"
+    store = open_store(tmp_path, backend="auto", background=True)
+    assert store.mover.name == "threads"
+    store.close()
+
+
+def test_without_io_uring_threads_do_the_work_and_an_event_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   caplog: pytest.LogCaptureFixture) -> None:
+    def refused(number: int, *_: Any) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(uring, "_call", refused)
+    uring.uring_refusal.cache_clear()
+    store = open_store(tmp_path, backend="io_uring", background=True)
+    uring.uring_refusal.cache_clear()
+    assert store.mover.name == "threads"
+    assert any("store_backend_refused backend=io_uring" in r.message and "not permitted" in r.message
+               and "instead=threads" in r.message for r in caplog.records)
+    chain = Chain(1, 5)
+    assert chain.publish(store) == [Status.OK] * 5 and chain.fetch(store) == [Status.OK] * 5
+    store.close()
+
+
+@pytest.mark.parametrize("backend", ["inline", "threads", "io_uring"])
+@pytest.mark.parametrize("depth", [0, 2, -3])
+def test_a_ring_reads_into_the_callers_slots(tmp_path: Path, backend: str, depth: int) -> None:
+    store = open_store(tmp_path, backend=backend, threads=2, background=backend != "inline")
+    store.ready(10)
+    chain = Chain(1, 8)
+    chain.publish(store)
+    other = Chain(1, 8)
+    other.ids[5 * 16] += 1  # another block with the same key
+    arena = open_arena(store, 8 * LAYOUT.stride)
+    slots, ring = arena.take(8), Ring(store, arena, entries=8, io_depth=depth)
+    locators = locate(store, chain.keys, other.ids)
+    assert len(locators) == 8
+    for slot, locator in zip(slots, locators, strict=True):
+        ring.prep(slot, locator, ("tag", slot))
+    with pytest.raises(Exception, match="ring is full"):
+        ring.prep(slots[0], locators[0], None)
+    assert ring.submit() == 8
+    results: dict[Any, Status] = {}
+    until = time.monotonic() + 10
+    while len(results) < 8 and time.monotonic() < until:
+        results.update(ring.poll(1, until))
+    for i, slot in enumerate(slots):
+        if i == 5:
+            assert results["tag", slot] is Status.MISS
+        else:
+            assert results["tag", slot] is Status.OK
+            payload = arena.view(slot)[LAYOUT.offsets[0] : LAYOUT.offsets[-1]]
+            assert np.array_equal(np.frombuffer(payload, np.uint8), chain.payload(i))
+    for locator in locators:
+        locator.release()
+    assert all(s.pins == 0 for s in store.catalog.by_stem.values())
+    del payload
+    store.close()
+    arena.close()
+
+
+# ---- Mooncake ----
+class Cluster:
+    """Stand-in for ``mooncake.store.MooncakeDistributedStore``: objects by name, moved through registered memory."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.memory: list[tuple[int, int]] = []
+        self.answers = True
+
+    def _inside(self, pointer: int, size: int) -> None:
+        assert any(start <= pointer and pointer + size <= start + length for start, length in self.memory)
+
+    def register_buffer(self, pointer: int, size: int) -> int:
+        self.memory.append((pointer, size))
+        return 0
+
+    def unregister_buffer(self, pointer: int) -> int:
+        self.memory = [m for m in self.memory if m[0] != pointer]
+        return 0
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        return [int(key in self.objects) for key in keys] if self.answers else [-1] * len(keys)
+
+    def put_from(self, key: str, pointer: int, size: int) -> int:
+        self._inside(pointer, size)
+        if not self.answers:
+            return -1
+        self.objects.setdefault(key, ctypes.string_at(pointer, size))
+        return 0
+
+    def get_into(self, key: str, pointer: int, size: int) -> int:
+        self._inside(pointer, size)
+        if key not in self.objects or not self.answers:
+            return -1
+        data = self.objects[key][:size]
+        ctypes.memmove(pointer, data, len(data))
+        return len(data)
+
+    def remove(self, key: str) -> int:
+        return 0 if self.objects.pop(key, None) is not None else -1
+
+
+def test_mooncake_holds_records_that_prove_themselves(tmp_path: Path) -> None:
+    cluster = Cluster()
+    tier = MooncakeTier(settings(tmp_path, threads=2), LAYOUT, cluster)
+    chain = Chain(1, 6)
+    assert tier.lookup(chain.keys) == 0
+    assert chain.publish(tier, flags=Flags.REPLAYED) == [Status.OK] * 6  # type: ignore[arg-type]
+    assert tier.lookup(chain.keys) == 6 and chain.fetch(tier) == [Status.OK] * 6  # type: ignore[arg-type]
+    assert chain.fetch(tier, exact=True) == [Status.MISS] * 6  # type: ignore[arg-type]
+    name = next(n for n in cluster.objects if n.endswith(chain.key(2).hex()))
+    cluster.objects[name] = cluster.objects[name][:1000] + b"rot" + cluster.objects[name][1003:]
+    assert chain.fetch(tier)[2] is Status.DAMAGED  # type: ignore[arg-type]
+    assert tier.lookup(chain.keys) == 2, "a damaged record is removed"
+    cluster.answers = False
+    assert tier.lookup(chain.keys) == 0 and chain.fetch(tier) == [Status.MISS] * 6  # type: ignore[arg-type]
+    assert Chain(2, 1).publish(tier) == [Status.IO_ERROR]  # type: ignore[arg-type]
+    tier.close()
+    assert not cluster.memory
