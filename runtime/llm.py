@@ -29,7 +29,7 @@ from deepinfer.runtime.progress import GenerationProgress
 from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
-from deepinfer.runtime.speculation.interface import FixedDrafts
+from deepinfer.runtime.speculation.choose import draft_policy
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class LLM:
             engine can.
         num_speculative_tokens: drafts that are verified in a step at most; None: all that the engine drafts, 0: none.
             Seeded and greedy answers do not depend on it.
+        schedule_drafts: verify as many of them as are worth their time by what steps cost on this machine, measured
+            at the first start, and none where they do not pay; False: the same number in every step.
         decode_stretch: a step that reads prompts lasts at most so many times as long as one that only decodes, while
             anybody decodes; None: steps are filled with prompt rows.
         progress: show what takes long while loading.
@@ -82,8 +84,8 @@ class LLM:
                  threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
                  prefix_cache: bool = True, prefix_snapshots: int | None = None,
                  prefix_store: str | Path | StoreSettings | None = None, loop: str | None = None,
-                 num_speculative_tokens: int | None = None, decode_stretch: float | None = 2.0,
-                 progress: bool = True) -> None:
+                 num_speculative_tokens: int | None = None, schedule_drafts: bool = True,
+                 decode_stretch: float | None = 2.0, progress: bool = True) -> None:
         _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
                          spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots,
                          num_speculative_tokens=num_speculative_tokens)
@@ -105,8 +107,10 @@ class LLM:
                 roots, store = _store(package, running, prefix_store)
                 snapshots = _snapshots(self.plan, slots, prefix_snapshots)
                 prefix = MemoryCache(self.plan, snapshots=snapshots, roots=roots, tier=store)
+            policy = draft_policy(self.plan, running, getattr(package, "manifest", {}), slots=slots, blocks=blocks,
+                                  limit=drafts, threads=threads, scheduled=schedule_drafts)
             self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
-                                   spill_bytes=spill_bytes, prefix=prefix, lag=lag, policy=FixedDrafts(drafts),
+                                   spill_bytes=spill_bytes, prefix=prefix, lag=lag, policy=policy,
                                    stretch=decode_stretch)
         except BaseException:
             if prefix is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,3 +26,16 @@ def write_record(file: Path, record: Mapping[str, Any]) -> None:
         f.flush()
         os.fsync(f.fileno())
     aside.replace(file)
+
+
+def machine_identity() -> str:
+    """Kind and instruction set of the processor."""
+    flags = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = " ".join(sorted(line.split(":", 1)[1].split()))
+                break
+    except OSError:
+        pass
+    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"

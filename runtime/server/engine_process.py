@@ -21,13 +21,13 @@ import zmq
 
 from deepinfer.errors import DeepInferError, InternalError
 from deepinfer.runtime import events
+from deepinfer.runtime.records import machine_identity
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.engine_loop import EngineLoop
 from deepinfer.runtime.server.logs import start_logging
 from deepinfer.runtime.server.self_check import (
     check_against_record,
     greedy_digest,
-    machine_identity,
     weights_identity,
 )
 from deepinfer.runtime.server.trace import StepTrace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from pathlib import Path
 
 from deepinfer.errors import ArtifactError, InternalError
@@ -68,16 +67,3 @@ def weights_identity(checkpoint: Path | None) -> str:
             length = int.from_bytes(f.read(8), "little")
             seen.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}\n".encode() + f.read(length))
     return seen.hexdigest()
-
-
-def machine_identity() -> str:
-    """Kind and instruction set of the processor."""
-    flags = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = " ".join(sorted(line.split(":", 1)[1].split()))
-                break
-    except OSError:
-        pass
-    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"

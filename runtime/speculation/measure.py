@@ -15,7 +15,7 @@ from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.speculation.cost import CostCurve, rising
 
 REPEATS = 5
-SECONDS = 3.0  # after so long no size is timed a second time
+SECONDS = 3.0  # after so long no size is timed a second time, and of the larger ones only the largest
 
 
 def ladder(most: int) -> list[int]:
@@ -44,11 +44,9 @@ def measure_costs(plan: EnginePlan, engine: Engine, memory: SequenceMemory, *, r
         for holding in holdings:
             memory.prepare(holding, 0, 2 * block + 1)
         timer = _Timer(plan, engine, holdings, repeats, now, now() + seconds)
-        rows = ladder(min(most * (block + 1), limit))
-        sequences = ladder(min(most, limit // block))
-        step = rising([timer.step(size) for size in rows])
-        draft = rising([timer.draft(size) for size in sequences])
-        return CostCurve(tuple(rows), step, tuple(sequences), draft)
+        rows, step = timer.climb(ladder(min(most * (block + 1), limit)), timer.step)
+        sequences, draft = timer.climb(ladder(min(most, limit // block)), timer.draft)
+        return CostCurve(rows, rising(step), sequences, rising(draft))
     finally:
         for holding in holdings:
             memory.close(holding)
@@ -60,6 +58,15 @@ class _Timer:
         self.plan, self.engine, self.holdings = plan, engine, holdings
         self.repeats, self.now, self.end = repeats, now, end
         self.batch = Batch(plan)
+
+    def climb(self, sizes: list[int], time_of: Callable[[int], float]) -> tuple[tuple[int, ...], list[float]]:
+        """The sizes that there was time for, the smallest and the largest among them, and their seconds."""
+        done, seconds = list[int](), list[float]()
+        for size in sizes:
+            if not done or size == sizes[-1] or self.now() < self.end:
+                done.append(size)
+                seconds.append(time_of(size))
+        return tuple(done), seconds
 
     def step(self, rows: int) -> float:
         """Seconds of a step of so many rows, spread over as many sequences as there are."""

@@ -12,6 +12,7 @@ from compiled import checkpoint_of, engine_of
 
 from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.speculation.scheduled import ScheduledDrafts
 
 CASE = "v41_a_f32"
 VOCABULARY = 336
@@ -20,7 +21,8 @@ VOCABULARY = 336
 @contextmanager
 def start(**options: Any) -> Iterator[LLM]:
     engine = engine_of(CASE, profile="wide", max_num_seqs=6, max_num_batched_tokens=64, max_model_len=640, host_lag=1)
-    with LLM(engine, checkpoint_of(CASE), threads=1, progress=False, decode_stretch=None, **options) as llm:
+    with LLM(engine, checkpoint_of(CASE), threads=1, progress=False, decode_stretch=None,
+             **{"schedule_drafts": False, **options}) as llm:
         yield llm
 
 
@@ -52,6 +54,13 @@ def test_loops_and_drafts_change_no_bit(expected: list[Any], loop: str, drafts: 
     with start(loop=loop, num_speculative_tokens=drafts, prefix_cache=False) as llm:
         assert told(llm, prompts(), [params(i) for i in range(8)]) == expected
         assert bool(llm.metrics.draft_tokens.value) == (drafts != 0)
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_scheduled_drafts_change_no_bit(expected: list[Any], loop: str) -> None:
+    with start(loop=loop, schedule_drafts=True, prefix_cache=False) as llm:
+        assert isinstance(llm.core.policy, ScheduledDrafts)
+        assert told(llm, prompts(), [params(i) for i in range(8)]) == expected
 
 
 @pytest.mark.parametrize("spill", [0, 1 << 30])

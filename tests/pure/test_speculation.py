@@ -18,6 +18,7 @@ from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.executor import share_drafts
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.speculation.choose import draft_policy
 from deepinfer.runtime.speculation.cost import CostCurve, curve_of, kept_curve
 from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts, Observed
 from deepinfer.runtime.speculation.measure import ladder, measure_costs
@@ -279,6 +280,26 @@ def test_measuring_finds_the_steps_of_the_curve_and_leaves_the_memory_free() -> 
 
 
 def test_measuring_ends_soon_on_a_slow_engine() -> None:
+    """Without any time left only the ends of the curve are timed, once each."""
     plan, engine = null_plan(seqs=8, drafts=BLOCK, step=64), TimedEngine()
-    measure_costs(plan, engine, SequenceMemory(plan, engine, 8, 64), seconds=0.0, now=lambda: engine.time)
-    assert len(engine.shapes) == len(ladder(48)) + 2 * len(ladder(8))
+    curve = measure_costs(plan, engine, SequenceMemory(plan, engine, 8, 64), seconds=0.0, now=lambda: engine.time)
+    assert (curve.rows, curve.sequences) == ((1, 48), (1, 8)) and len(engine.shapes) == 2 + 2 * 2
+
+
+def test_the_policy_of_an_engine_is_scheduled_unless_asked_otherwise(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path))
+    plan, engine = null_plan(seqs=8, drafts=BLOCK, step=64), TimedEngine()
+    sizes: dict[str, Any] = {"slots": 8, "blocks": 64, "threads": None}
+    for limit, scheduled in ((0, True), (3, False)):
+        policy = draft_policy(plan, engine, {"digest": "d"}, limit=limit, scheduled=scheduled, **sizes)
+        assert isinstance(policy, FixedDrafts) and policy.count == limit and not engine.shapes
+    policy = draft_policy(plan, engine, {"digest": "d"}, limit=3, scheduled=True, **sizes)
+    assert isinstance(policy, ScheduledDrafts) and policy.most(np.arange(8)).tolist() == [3] * 8
+    measured = len(engine.shapes)
+    assert measured and len(list((tmp_path / "costs").iterdir())) == 1
+    draft_policy(plan, engine, {"digest": "d"}, limit=5, scheduled=True, **sizes)
+    assert len(engine.shapes) == measured
+    draft_policy(plan, engine, {"digest": "another"}, limit=5, scheduled=True, **sizes)
+    draft_policy(plan, engine, {}, limit=5, scheduled=True, **sizes)
+    assert len(engine.shapes) > 2 * measured and len(list((tmp_path / "costs").iterdir())) == 2
