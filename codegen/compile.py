@@ -20,6 +20,7 @@ from deepinfer.backends.base import ALL, HOST, Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.package import EngineContents, check_out, load_engine, pack_weights, write_engine
+from deepinfer.codegen.plan.barriers import barriers, decode_rows
 from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
@@ -146,6 +147,11 @@ def print_result(show: Console, done: Compiled) -> None:
     for k in layer_kinds(table, families, "step"):
         kinds.add_row(k.layers, str(k.count), str(k.launches), ", ".join(f"{n} {f}" for f, n in k.families.items()))
     show.print(kinds)
+    entry = table.entries["step"]
+    if done.plan.target == "cpu":  # the others' launches are met by their device
+        few, many = (barriers(entry, decode_rows(entry, n)) for n in (1, 8))
+        show.print(f"barriers: {few} in a decode step of one sequence, {many} of eight, for {len(entry.launches)} "
+                   f"launches and commits")
     arena = max(e.arena_bytes for e in table.entries.values())
     slot = sum(s.rows * s.record_bytes for s in table.states if s.kind == "ring")
     block = sum(s.rows * s.record_bytes for s in table.states if s.kind == "paged")
