@@ -50,7 +50,7 @@ class StoreSettings:
     segment_bytes: int = 256 << 20
     backend: str = AUTO
     threads: int = 4
-    arena_bytes: int = 32 << 20
+    arena_bytes: int = 16 << 20
     queue: int = 8192
     timeout: float = 10.0
     durable: bool = False
