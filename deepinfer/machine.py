@@ -18,7 +18,6 @@ from deepinfer.devices import ascend_device, nvidia_device
 from deepinfer.errors import DeepInferError, SpecError, ToolchainError
 
 GXX_MINIMUM = 12  # the oldest that the generated sources are compiled with in the tests
-NVCC_MINIMUM = 13
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,6 @@ def misses(target: str) -> list[Miss]:
 
 def _nvidia_misses() -> list[Miss]:
     found = []
-    nvcc = shutil.which("nvcc")
-    release = _first_number([nvcc, "--version"], after=r"release ") if nvcc else None
-    if release is None or release < NVCC_MINIMUM:
-        seen = "nvcc is not on PATH" if nvcc is None else f"{nvcc} is of release {release}"
-        found.append(Miss(f"{seen}; the compiler of the extra `cuda` is used instead", needed=False))
     device = nvidia_device()
     if device.capability is None:
         found.append(Miss(f"{device.note}; engines can be compiled here but not run", needed=False))

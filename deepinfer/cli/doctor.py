@@ -24,7 +24,7 @@ _EXTRAS = {
     "base": ("numpy", "safetensors", "tokenizers", "jinja2", "click", "huggingface_hub", "rich", "xxhash", "lmdb"),
     "server": ("fastapi", "uvicorn", "pyzmq", "msgspec", "prometheus-client", "httpx2"),
     "torch": ("torch",),
-    "cuda": ("triton", "tilelang", "nvidia-cuda-nvcc"),
+    "cuda": ("triton",),
 }
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "error": ("ERROR", "red")}
 

@@ -48,10 +48,3 @@ def test_only_the_host_compiler_stands_in_the_way(monkeypatch, tmp_path) -> None
     for target in ("sm100", "ascend950"):
         assert machine.misses(target)
         assert not any(miss.needed for miss in machine.misses(target))
-
-
-def test_an_old_nvcc_is_named_with_its_release(monkeypatch, tmp_path) -> None:
-    stand_in(tmp_path, "g++", "12.2.0")
-    stand_in(tmp_path, "nvcc", "Cuda compilation tools, release 12.4, V12.4.99")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    assert "is of release 12" in machine.misses("sm90")[0].sentence
