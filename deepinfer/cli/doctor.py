@@ -21,7 +21,8 @@ from deepinfer.machine import misses
 
 _OTHER = "deepinfer"  # another project's distribution, whose package would shadow ours
 _EXTRAS = {
-    "base": ("numpy", "safetensors", "tokenizers", "jinja2", "click", "huggingface_hub", "rich", "xxhash", "lmdb"),
+    "base": ("numpy", "safetensors", "tokenizers", "jinja2", "click", "huggingface_hub", "rich", "llguidance", "xxhash",
+             "lmdb"),
     "server": ("fastapi", "uvicorn", "pyzmq", "msgspec", "prometheus-client", "httpx2"),
     "torch": ("torch",),
     "cuda": ("triton",),
