@@ -154,6 +154,8 @@ class HostExecutor:
         out.n[i] = held.n
         if len(logits) and bad_logits(logits).any():
             out.finite[i] = False
+            if row["draws"] and not decode:
+                held.ids.extend((0,))  # an anchor for the step that was planned meanwhile; nobody reads its result
             return
         if row["prompt_logprobs"] != NO_LOGPROBS and len(logits):
             out.prompt_logprobs[i] = self._prompt_logprobs(row, logits, step, held)

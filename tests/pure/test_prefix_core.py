@@ -133,3 +133,12 @@ def test_what_a_request_found_is_told() -> None:
                  'deepinfer:prefix_published_blocks_total{lineage="exact"} 6',
                  'deepinfer:prefix_published_blocks_total{lineage="replayed"} 3', "deepinfer:prefix_blocks 9"):
         assert line in text.splitlines(), line
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_prompt_that_ends_in_no_numbers_ends_no_other_request(lag: int) -> None:
+    """In the overlapped loop a decode step of that sequence is in flight when the host learns of it."""
+    c = core(plan_for(lag), lag=lag)
+    c.engine.broken_ids = {60}  # type: ignore[attr-defined]
+    bad, good = answered(c, [([*range(1, 20), 60], params("off", 5)), ([*range(1, 30)], params("off", 5))])
+    assert bad.outputs[0].finish_reason == "error" and good.outputs[0].finish_reason == "length"
