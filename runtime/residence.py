@@ -124,13 +124,15 @@ class Residence:
         r, clock = s.request, s.clock
         logged = len(clock.log)
         option = OFF if r.prompt_logprobs is not None else r.params.replay
+        replay = self.plan.replay_rows(option)
         s.hit, first = clock.t, clock.t
-        clock.prompt(s.known - clock.t, self.plan.replay_rows(option))
+        clock.prompt(s.known - clock.t, replay)
         s.replayed += first - clock.row
         self.metrics.prefix_queries.add(s.known)
         self.metrics.prefix_hits.add(s.hit)
         self.metrics.replayed_rows.add(first - clock.row)
-        if s.preemptions and len(clock.log) > logged:
+        bounded = replay.keep is not None and not replay.depth  # other options cut nothing that counts
+        if s.preemptions and bounded and len(clock.log) > logged:
             s.inexact = True
             self.metrics.inexact.add()
 
