@@ -49,8 +49,10 @@ class Variant:
 
 # The vector header of gcc 12 makes "undefined" vectors that its own warnings take for mistakes.
 _QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+_AVX2 = ("avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 PORTABLE = Variant("portable")
+AVX2 = Variant("avx2", _AVX2)
 AVX512 = Variant("avx512", _AVX512, ("-mprefer-vector-width=512", *_QUIET))
 # Adds byte permutations and the bf16 dot product; only contractions gain by it.
 AVX512_BF16 = Variant("avx512_bf16", (*_AVX512, "avx512vbmi", "avx512bf16"), AVX512.other_flags)
@@ -61,7 +63,7 @@ def variants(contracts: bool, isa: str = ALL, machine: str | None = None) -> tup
     is used. ``contracts``: the kernel multiplies with weights. ``isa``: ``host`` leaves the last that runs here."""
     if (machine or platform.machine()).lower() not in ("x86_64", "amd64"):
         return (PORTABLE,)
-    found = (PORTABLE, AVX512, AVX512_BF16) if contracts else (PORTABLE, AVX512)
+    found = (PORTABLE, AVX2, AVX512, AVX512_BF16) if contracts else (PORTABLE, AVX2, AVX512)
     return found if isa != HOST else tuple(v for v in found if set(v.features) <= processor_features())[-1:]
 
 

@@ -29,7 +29,8 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-fno-math-errno", "-fno-trapping-
          "-Wno-aggressive-loop-optimizations")
 LINK_FLAGS = ("-shared", "-s", "-Wl,--build-id=none", "-Wl,-z,now", "-static-libgcc")
 LIBRARIES = ("-lm",)
-DOTS = ('#include "di_gemm.h"', '#include "di_attend_bf16.h"')  # in the text of kernels that have a use for bf16 dots
+# In the text of kernels that have a use for bf16 dots.
+DOTS = ('#include "di_gemm.h"', '#include "di_attend_bf16.h"', '#include "di_score.h"')
 
 
 @lru_cache(maxsize=1)
@@ -108,12 +109,14 @@ class Toolchain:
 
 
 def compile_sources(sources: Sequence[Source], *, jobs: int, isa: str = ALL,
-                    progress: Callable[[str], None] | None = None, cache: Cache | None = None) -> Binary:
-    """``kernels.so`` of the sources (distinct symbols). ``progress`` is told each symbol that is ready."""
+                    progress: Callable[[str], None] | None = None, cache: Cache | None = None,
+                    machine: str | None = None) -> Binary:
+    """``kernels.so`` of the sources (distinct symbols). ``progress`` is told each symbol that is ready. ``machine``:
+    kind of machine that the compiler builds for, default this one."""
     tools = Toolchain(cache)
-    forms = {s.symbol: variants(any(x in s.text for x in DOTS), isa) for s in sources}
+    forms = {s.symbol: variants(any(x in s.text for x in DOTS), isa, machine) for s in sources}
     units = [Unit(f"{s.symbol}_{v.name}", s.text, v) for s in sources for v in forms[s.symbol]]
-    units.append(Unit("dispatch", dispatcher(forms, variants(True, isa)), PORTABLE, kernel=False))
+    units.append(Unit("dispatch", dispatcher(forms, variants(True, isa, machine)), PORTABLE, kernel=False))
     left = {symbol: len(kinds) for symbol, kinds in forms.items()}
     objects: list[tuple[str, Entry]] = []
     # The longest texts first: the last job to end should be a short one.

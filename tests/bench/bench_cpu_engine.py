@@ -1,24 +1,42 @@
-"""Decoding and prefill of the CPU engine on the mid config, each beside its floor, measured in one run.
+"""The CPU engine on the mid config, each figure beside its floor, measured in one run.
 
-    python tests/bench/bench_cpu_engine.py --threads 2
+    python tests/bench/bench_cpu_engine.py --threads 2 [--sections decode,prefill,context] [--json FILE]
 
-makes a random checkpoint of the config in the official formats (2.2 GB) and an engine, both kept in the cache folder
-for the next run. The floor of a decode step is the bytes it has to read (every dense weight once; of each expert stack
-the picked experts, for several sequences their expected number of distinct ones) divided by the read bandwidth that
-the same threads reach over 1 GiB.
+makes a random checkpoint of the config in the official formats (2.2 GB) and two engines, kept in the cache folder for
+the next run. Sections, each less than three minutes on an idle machine with two processors:
+
+decode   steps of 1, 2, 4 and 8 sequences. The floor is max(bytes touched / read bandwidth, multiply-adds / peak):
+         every dense weight once, of each expert stack the distinct experts of the step (the picks are pinned, so they
+         are counted, not estimated), and the cache entries that attention reads. `host` is what a step takes outside
+         its kernels.
+prefill  prompts of 512 and 4,096 tokens in steps of 512, beside the same layers in plain torch (bf16 F.linear and
+         scaled_dot_product_attention, see plain_torch.py), and the contractions' multiply-adds a second beside
+         torch's own bf16 matrix product.
+context  one token at 1k, 16k and 64k tokens of context over caches of random entries: what grows, by kernel family.
+
+Read bandwidth: a plain loop over 512 MiB in huge pages on the same threads. Peak: torch's bf16 product of 2048 x 2048
+matrices. Times are wall time, the median of the steps; `best` is the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.machine import matmul_rate, read_bandwidth
 
 import deepinfer
 from deepinfer.codegen import compile_engine
@@ -30,92 +48,258 @@ from deepinfer.runtime.batch import Batch
 from deepinfer.tools.make_checkpoint.make import make_checkpoint
 
 CONFIGS = Path(__file__).with_name("configs")
+STEP_ROWS, SLOTS = 512, 8
+SECTIONS = ("decode", "prefill", "context")
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes per second at which ``threads`` threads sum 1 GiB; the best of five."""
-    parts = np.array_split(np.ones(1 << 27, dtype=np.float64), threads)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):
-            start = time.perf_counter()
-            list(pool.map(np.sum, parts))
-            best = min(best, time.perf_counter() - start)
-    return float((1 << 30) / best)
+class Work:
+    """What the launches of a step have to read and to multiply, from the launch table alone."""
 
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.launches = lowered.table.entries["step"].launches
 
-def decode_bytes(lowered: Lowered, experts: int) -> int:
-    """Bytes of weights a step reads when it uses so many experts of each stack."""
-    launches = [x for x in lowered.table.entries["step"].launches if isinstance(x, Launch)]
-    total = 0
-    for index in sorted({a.index for x in launches for a in x.args if a.kind == "p"}):
-        p = lowered.params[index]
-        if p.table:
-            continue
-        one = p.dtype.data_bytes(int(np.prod(p.shape)))
+    def params(self, launch: Launch) -> list[Any]:
+        found = [self.lowered.params[i] for i in sorted({a.index for a in launch.args if a.kind == "p"})]
+        return [p for p in found if not p.table]
+
+    def family(self, launch: Any) -> str:
+        return self.lowered.specs[launch.kernel].family if isinstance(launch, Launch) else "commit"
+
+    @staticmethod
+    def tensor_bytes(p: Any) -> int:
+        """Bytes of one tensor of a parameter, scales included."""
+        total = int(p.dtype.data_bytes(int(np.prod(p.shape))))
         if p.dtype.is_block:
-            rows, cols = p.dtype.block
-            one += -(-p.shape[0] // rows) * -(-p.shape[1] // cols)
-        total += one * (experts if p.stack else 1)
-    return total
+            rows, columns = p.dtype.block
+            total += -(-p.shape[0] // rows) * -(-p.shape[1] // columns)
+        return total
+
+    def weight_bytes(self, distinct: Sequence[float]) -> float:
+        """Bytes of the weights of a step that uses so many experts of each expert layer, in the order of the layers."""
+        dense: dict[str, int] = {}
+        routed, layer = 0.0, -1
+        for x in self.launches:
+            if not isinstance(x, Launch):
+                continue
+            stacks = [p for p in self.params(x) if p.stack]
+            layer += self.family(x) == "grouped_gemm" and len(stacks) > 1  # the gate's and the up projection's
+            routed += sum(self.tensor_bytes(p) * distinct[layer] for p in stacks)
+            dense |= {p.name: self.tensor_bytes(p) for p in self.params(x) if not p.stack}
+        return sum(dense.values()) + routed
+
+    def multiply_adds(self, rows: dict[str, int], slots: int) -> int:
+        """Of all contractions with weights for so many rows of each axis."""
+        total = 0
+        for x in self.launches:
+            if isinstance(x, Launch) and self.family(x) in ("gemm", "grouped_gemm"):
+                times = rows.get(x.axis, 0) * (slots if self.family(x) == "grouped_gemm" else 1)
+                total += times * sum(int(np.prod(p.shape)) for p in self.params(x))
+        return total
+
+    def cache_bytes(self, context: int) -> int:
+        """Entries that the attention and the index of one token read at most."""
+        total = 0
+        for x in self.launches:
+            spec = self.lowered.specs[x.kernel] if isinstance(x, Launch) else None
+            if spec is None or spec.family not in ("attend", "score_select"):
+                continue
+            if spec.family == "score_select":
+                op = spec.operands[spec.get("keys")]
+                total += context // spec.get("ratio") * op.type.row_bytes(op.size)
+                continue
+            for _, width, keys, values, picked in spec.get("sources"):
+                count = min(width, context) if picked < 0 else spec.operands[picked].size
+                for i in {keys, values} - {-1}:
+                    op = spec.operands[i]
+                    total += min(count, context) * op.type.row_bytes(op.size)
+        return total
 
 
 class Bench:
-    """An engine with random sequences in its slots."""
+    """An engine with random sequences in its slots and pinned experts."""
 
     def __init__(self, engine: Path, checkpoint: Path, slots: int, length: int, threads: int) -> None:
         self.package = deepinfer.load_engine(engine)
         per = -(-length // self.package.plan.block_tokens)
-        self.running = self.package.start(checkpoint, slots=slots, blocks=slots * per, threads=threads)
+        self.blocks = slots * per
+        self.running = self.package.start(checkpoint, slots=slots, blocks=self.blocks, threads=threads)
         self.batch = Batch(self.package.plan)
         self.tables = [np.arange(i * per, (i + 1) * per, dtype=np.int32) for i in range(slots)]
         self.rng = np.random.default_rng(1)
         self.history = [self.rng.integers(3, 200, length) for _ in range(slots)]
+        native = self.running
+        self.native = getattr(native, "engine", native)
+        self.pinned = [(n, k) for n, k in self.native.interface.pins if n.startswith("experts.")]
 
-    def step(self, rows: list[tuple[int, int, int]]) -> float:
+    def pins(self, rows: int, experts: int) -> dict[str, NDArray[np.int32]]:
+        """Random experts of each row and layer."""
+        return {name: np.stack([self.rng.permutation(experts)[:k] for _ in range(rows)]).astype(np.int32)
+                for name, k in self.pinned}
+
+    def step(self, rows: Sequence[tuple[int, int, int]], pins: dict[str, NDArray[np.int32]] | None = None) -> float:
         """Seconds of one step; ``rows``: (slot, first position, count)."""
         self.batch.clear()
         for slot, c, n in rows:
             ids = self.history[slot]
-            self.batch.add(ids[c:c + n], slot=slot, c=c, blocks=self.tables[slot], wanted=1, before=ids[:c])
+            self.batch.add(ids[c:c + n], slot=slot, c=c, blocks=self.tables[slot], wanted=1,
+                           before=ids[max(0, c - 64):c])
         start = time.perf_counter()
-        self.running.run("step", self.batch)
+        self.native.run("step", self.batch, pins)
         return time.perf_counter() - start
+
+    def profiled(self, count: int, one: Callable[[int], float]) -> tuple[list[float], NDArray[np.float64]]:
+        """Seconds of each of ``count`` runs, and the median microseconds of each launch."""
+        self.native.profile(True)
+        runs, launches = [], []
+        for i in range(count):
+            runs.append(one(i))
+            launches.append(self.native.profile(True))
+        self.native.profile(False)
+        return runs, np.median(np.array(launches), axis=0)
+
+    def fill_caches(self, work: Work) -> None:
+        """Random entries everywhere: codes and scales of moderate size in every format."""
+        for state in work.lowered.table.states:
+            for unit in range(self.blocks if state.kind == "paged" else len(self.tables)):
+                raw = self.native.state(state.name, unit)
+                raw[:] = self.rng.integers(0x30, 0x50, len(raw), dtype=np.uint8)
+
+
+class Run:
+    """One run of the benchmark: floors, sections, and what they found."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.results = given, list[dict[str, Any]]()
+        folder = cache_root() / "bench"
+        self.folder, self.checkpoint = folder, folder / f"{given.config}_checkpoint"
+        if not (self.checkpoint / "config.json").is_file():
+            make_checkpoint(CONFIGS / f"{given.config}.json", self.checkpoint, seed=0)
+        self.config = json.loads((self.checkpoint / "config.json").read_text())["text_config"]
+        drop_small_pages(self.checkpoint)
+        self.bandwidth, self.peak = read_bandwidth(given.threads), matmul_rate(given.threads)
+        self.show("machine", processors=os.cpu_count(), load=round(os.getloadavg()[0], 2), threads=given.threads,
+                  read_GB_s=round(self.bandwidth / 1e9, 1), torch_matmul_GMAC_s=round(self.peak / 1e9, 1))
+
+    def show(self, section: str, **values: Any) -> None:
+        self.results.append({"section": section, **values})
+        print(json.dumps(self.results[-1]), flush=True)
+
+    def engine(self, name: str, length: int) -> tuple[Path, Work]:
+        options = EngineOptions(max_num_seqs=SLOTS, max_num_batched_tokens=STEP_ROWS, max_model_len=length)
+        out = self.folder / f"{self.given.config}_{name}"
+        compiled = compile_engine(model=str(self.checkpoint), out=out, target="cpu", options=options)
+        return out, Work(compiled.plan.lowered)
+
+    def decode(self) -> None:
+        context, steps = self.given.context, self.given.steps
+        engine, work = self.engine("engine", 4096)
+        bench = Bench(engine, self.checkpoint, SLOTS, context + 4 * (steps + 8), self.given.threads)
+        bench.fill_caches(work)
+        experts, k = self.config["n_routed_experts"], self.config["num_experts_per_tok"]
+        at = context
+        for size in (1, 2, 4, 8):
+            pins = [bench.pins(size, experts) for _ in range(steps)]
+            bench.step([(slot, at, 1) for slot in range(size)], pins[0])
+
+            def one(i: int, size: int = size, first: int = at + 1, pins: list[Any] = pins) -> float:
+                return bench.step([(slot, first + i, 1) for slot in range(size)], pins[i])
+
+            times, launches = bench.profiled(steps, one)
+            at += steps + 2
+            distinct = [statistics.mean(len(np.unique(p[name])) for p in pins) for name, _ in bench.pinned]
+            touched = work.weight_bytes(distinct) + size * work.cache_bytes(context)
+            adds = work.multiply_adds({"T": size, "T_kept": size, "T_wanted": size, "S": size}, k)
+            floor = max(touched / self.bandwidth, adds / self.peak)
+            median = statistics.median(times)
+            self.show("decode", batch=size, ms_step=round(median * 1e3, 2), best_ms=round(min(times) * 1e3, 2),
+                      floor_ms=round(floor * 1e3, 2), share_of_floor=round(floor / median, 3),
+                      share_of_floor_best=round(floor / min(times), 3), tokens_s=round(size / median, 1),
+                      MB_touched=round(touched / 1e6, 1), distinct_experts=round(statistics.mean(distinct), 1),
+                      host_us=round(median * 1e6 - float(launches.sum())), ms_by_family=by_family(work, launches))
+
+    def prefill(self) -> None:
+        from bench.plain_torch import PlainTorch
+
+        engine, work = self.engine("engine", 4096)
+        bench = Bench(engine, self.checkpoint, 1, 4096, self.given.threads)
+        rival = PlainTorch(self.config, self.given.threads)
+        k = self.config["num_experts_per_tok"]
+        for tokens in (512, 4096):
+            bench.native.profile(True)
+            ours, families = 0.0, np.zeros(len(work.launches))
+            best = float("inf")
+            for _ in range(2 if tokens > 512 else 3):
+                ours, launches = 0.0, np.zeros(len(work.launches))
+                for c in range(0, tokens, STEP_ROWS):
+                    ours += bench.step([(0, c, STEP_ROWS)])
+                    launches += bench.native.profile(True)
+                if ours < best:
+                    best, families = ours, launches
+            bench.native.profile(False)
+            theirs = min(rival.prefill(tokens) for _ in range(1 if tokens > 512 else 2))
+            rows = {"T": tokens, "T_kept": tokens, "T_wanted": tokens // STEP_ROWS}
+            spent = by_family(work, families)
+            adds = work.multiply_adds(rows, k)
+            rate = adds / (spent["gemm"] + spent["grouped_gemm"]) * 1e3
+            self.show("prefill", tokens=tokens, seconds=round(best, 3), tokens_s=round(tokens / best),
+                      floor_seconds=round(adds / self.peak, 3), torch_seconds=round(theirs, 3),
+                      times_torch=round(theirs / best, 2), gemm_GMAC_s=round(rate / 1e9, 1),
+                      gemm_of_torch_matmul=round(rate / self.peak, 3), ms_by_family=spent)
+
+    def context(self) -> None:
+        longest = 65536
+        engine, work = self.engine("engine_long", longest + 256)
+        bench = Bench(engine, self.checkpoint, 1, longest + 128, self.given.threads)
+        bench.fill_caches(work)
+        pins = bench.pins(1, self.config["n_routed_experts"])
+        base: dict[str, float] = {}
+        for context in (1024, 16384, 65536):
+            def one(i: int, at: int = context) -> float:
+                return bench.step([(0, at + i, 1)], pins)
+
+            one(0)
+            times, launches = bench.profiled(self.given.steps, one)
+            spent = by_family(work, launches)
+            base = base or spent
+            more = work.cache_bytes(context) - work.cache_bytes(1024)
+            self.show("context", tokens=context, ms_step=round(statistics.median(times) * 1e3, 2),
+                      more_index_MB=round(more / 1e6, 2), more_floor_ms=round(more / self.bandwidth * 1e3, 3),
+                      growth_ms={f: round(spent[f] - base[f], 3) for f in spent}, ms_by_family=spent)
+
+
+def by_family(work: Work, launches: NDArray[np.float64]) -> dict[str, float]:
+    """Milliseconds by kernel family."""
+    total: dict[str, float] = defaultdict(float)
+    for x, us in zip(work.launches, launches, strict=True):
+        total[work.family(x)] += us / 1e3
+    return {f: round(ms, 3) for f, ms in sorted(total.items())}
+
+
+def drop_small_pages(folder: Path) -> None:
+    """Lets the next mapping read the weights into huge pages: what a download left in the cache lies in small ones."""
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as f:
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of the CPU engine beside its floor.")
+    parser = argparse.ArgumentParser(description="Speed of the CPU engine beside its floors.")
     parser.add_argument("--config", default="mid", help="a name in tests/bench/configs (default: mid)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=1024, help="tokens before the decoded ones (default: 1024)")
-    parser.add_argument("--steps", type=int, default=20, help="decode steps of each batch size (default: 20)")
+    parser.add_argument("--steps", type=int, default=20, help="decode steps of each kind (default: 20)")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="a list (default: all)")
+    parser.add_argument("--json", type=Path, help="also writes all results to a file")
     given = parser.parse_args()
-    folder = cache_root() / "bench"
-    checkpoint, engine = folder / f"{given.config}_checkpoint", folder / f"{given.config}_engine"
-    if not (checkpoint / "config.json").is_file():
-        make_checkpoint(CONFIGS / f"{given.config}.json", checkpoint, seed=0)
-    options = EngineOptions(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=4096)
-    compiled = compile_engine(model=str(checkpoint), out=engine, target="cpu", options=options)
-    bench = Bench(engine, checkpoint, 8, given.context + given.steps + 8, given.threads)
-    for slot in range(8):
-        for c in range(0, given.context, 512):
-            bench.step([(slot, c, min(512, given.context - c))])
-    seconds = [bench.step([(0, c, 512)]) for c in (0, 512)]
-    bandwidth = read_bandwidth(given.threads)
-    print(json.dumps({"machine": platform.processor() or platform.machine(), "threads": given.threads,
-                      "read_GB_s": round(bandwidth / 1e9, 1)}))
-    print(json.dumps({"prefill_tokens_s": round(512 / min(seconds))}))
-    lowered = compiled.plan.lowered
-    for size in (1, 2, 4, 8):
-        times = [bench.step([(slot, given.context + i, 1) for slot in range(size)]) for i in range(given.steps)]
-        median = statistics.median(times)
-        config = compiled.plan.model.config.raw["text_config"]
-        count, k = config["n_routed_experts"], config["num_experts_per_tok"]
-        distinct = round(count * (1 - (1 - k / count) ** size))
-        touched = decode_bytes(lowered, distinct)
-        print(json.dumps({"batch": size, "ms_step": round(median * 1e3, 2), "tokens_s": round(size / median, 1),
-                          "MB_touched": round(touched / 1e6),
-                          "share_of_floor": round(touched / bandwidth / median, 3)}))
+    run = Run(given)
+    for section in given.sections.split(","):
+        if section not in SECTIONS:
+            parser.error(f"no section {section}; there are {', '.join(SECTIONS)}")
+        getattr(run, section)()
+    if given.json:
+        given.json.write_text(json.dumps(run.results, indent=1))
 
 
 if __name__ == "__main__":

@@ -11,72 +11,22 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.machine import read_bandwidth, timed
 from cpu.harness import DiArgs, Param, Step, build, held, load, rows_step, zeros
 from cpu.test_kernels_gemm import gemm
 
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.dsl.types import DType
-from deepinfer.machine import cxx_compiler
 
 FORMATS = ("mxfp8(32,32)", "mxfp4(1,32)", "bf16", "f32")
-READ_LOOP = """
-#include <stdint.h>
-typedef uint64_t V __attribute__((vector_size(64), aligned(8)));
-extern "C" uint64_t read_all(const V* p, int64_t n) {
-    V a = {}, b = {}, c = {}, d = {};
-    for (int64_t i = 0; i + 4 <= n; i += 4) { a ^= p[i]; b ^= p[i + 1]; c ^= p[i + 2]; d ^= p[i + 3]; }
-    a ^= b ^ c ^ d;
-    return a[0] ^ a[3] ^ a[7];
-}
-"""
-
-
-def parallel(threads: int, rounds: int, work: Callable[[int], object]) -> float:
-    """Best over the rounds of the slowest thread's processor seconds."""
-    best = float("inf")
-    for _ in range(rounds):
-        spent = [0.0] * threads
-
-        def one(t: int, spent: list[float] = spent) -> None:
-            start = time.thread_time()
-            work(t)
-            spent[t] = time.thread_time() - start
-
-        pool = [threading.Thread(target=one, args=(t,)) for t in range(1, threads)]
-        for p in pool:
-            p.start()
-        one(0)
-        for p in pool:
-            p.join()
-        best = min(best, max(spent))
-    return best
-
-
-def read_speed(threads: int, rounds: int, megabytes: int = 512) -> float:
-    """Bytes a second of a loop over memory that no cache holds."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "read.cpp"), Path(folder, "read.so")
-        source.write_text(READ_LOOP)
-        flags = ["-O3", "-shared", "-fPIC", "-Wno-psabi"]
-        subprocess.run([cxx_compiler(), *flags, str(source), "-o", str(library)], check=True)
-        read = ctypes.CDLL(str(library)).read_all
-        read.restype = ctypes.c_uint64
-        data = np.ones(megabytes << 20, np.uint8)
-        share = len(data) // threads // 64
-        return len(data) / parallel(threads, rounds, lambda t: read(
-            ctypes.c_void_p(data.ctypes.data + 64 * share * t), ctypes.c_int64(share)))
 
 
 def weights(dtype: str, n: int, k: int) -> tuple[Param, int]:
@@ -112,7 +62,7 @@ def seconds(spec: KernelSpec, step: Step, operands: list[object], isa: str, thre
         lo, hi = items * t // threads, items * (t + 1) // threads
         kernel(ctypes.byref(DiArgs(ctypes.addressof(step.c), ctypes.addressof(pointers), at, lo, hi, 0)))
 
-    return parallel(threads, rounds, work)
+    return timed(threads, rounds, work, time.thread_time)
 
 
 def main() -> None:
@@ -124,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="runs of each, the best counts (default: 7)")
     parser.add_argument("--isa", default="avx512_bf16", help="instruction sets, a list (default: avx512_bf16)")
     a = parser.parse_args()
-    floor = read_speed(a.threads, a.rounds)
+    floor = read_bandwidth(a.threads, a.rounds, clock=time.thread_time)
     print(f"plain read loop, {a.threads} threads: {floor / 1e9:.1f} GB/s")
     print(f"{'format':14} {'isa':12} {'rows':>5} {'ms':>9} {'GB/s':>7} {'of read':>8} {'GMAC/s':>8}")
     for dtype in FORMATS:

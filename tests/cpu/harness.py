@@ -253,7 +253,7 @@ def load(library: Path, isa: str) -> ctypes.CDLL:
 def available_isas(spec: KernelSpec) -> list[str]:
     """Instruction sets that this machine runs."""
     library = build(spec).library
-    return [i for i in ("portable", "avx512", "avx512_bf16") if load(library, i).di_kernels_isa() == i.encode()]
+    return [i for i in ("portable", "avx2", "avx512", "avx512_bf16") if load(library, i).di_kernels_isa() == i.encode()]
 
 
 class Writer:

@@ -8,7 +8,7 @@ from deepinfer.backends.base import Source
 from deepinfer.backends.cpu.families.attend import KEYS, padded
 from deepinfer.backends.cpu.operands import Operands
 from deepinfer.backends.cpu.source import render
-from deepinfer.backends.cpu.storage import decode_lines
+from deepinfer.backends.cpu.storage import c_type, decode_lines
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
@@ -24,8 +24,7 @@ def emit(spec: KernelSpec) -> Source:
     if spec.get("rounds") not in ("", "bf16"):
         raise InternalError(f"scores are held in bf16 or f32, not {spec.get('rounds')}")
     dp = padded(d)
-    at = 4 * (heads * dp + heads + KEYS * dp + heads * KEYS + KEYS)
-    at = padded(at, 64)
+    at = padded(4 * (heads * dp + padded(heads) + KEYS * dp + heads * KEYS + KEYS) + 64 * dp, 64)
     passes: dict[tuple[int, int], list[dict[str, Any]]] = {}
     selections = [dict(s) for s in spec.get("selections")]
     for n, s in enumerate(selections):
@@ -41,9 +40,10 @@ def emit(spec: KernelSpec) -> Source:
                "count": spec.operands[within].size if within >= 0 else 0}
               for (within, block), found in passes.items()]
     qp, wp = operands.place(q), operands.place(w)
+    words = all(c_type(spec.operands[i].type) == "uint16_t" for i in (q, keys))
     state = operands.state(keys)
     return render(spec, rows_per_item=1, items_per_tile=1, scratch_bytes=at, call_lines=operands.call_lines(),
                   row_lines=operands.row_lines(), heads=heads, d=d, dp=dp, ratio=ratio, groups=groups, marks=marks,
                   selections=selections, q=qp.pointer, w=wp.pointer, state=state,
                   decode=decode_lines(spec.operands[keys].type, "r", "x"),
-                  round="true" if spec.get("rounds") else "false")
+                  round="true" if spec.get("rounds") else "false", words="DI_WORDS" if words else "false")

@@ -85,6 +85,12 @@ DI_INLINE float di_get(const uint16_t* p, int64_t i) { return di_bf(p[i]); }
 DI_INLINE DiV di_fma(DiV a, DiV b, DiV c) {
 #ifdef __AVX512F__
     return __builtin_ia32_vfmaddps512_mask(a, b, c, (short)-1, 4);  // without the vector header: it takes long to read
+#elif defined(__FMA__)
+    struct Halves {
+        DiV8 low, high;
+    };
+    const Halves x = di_bits<Halves>(a), y = di_bits<Halves>(b), z = di_bits<Halves>(c);
+    return di_bits<DiV>(Halves{__builtin_ia32_vfmaddps256(x.low, y.low, z.low), __builtin_ia32_vfmaddps256(x.high, y.high, z.high)});
 #else
     return a * b + c;
 #endif

@@ -7,6 +7,7 @@
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #include <immintrin.h>
 #define DI_DOT 1
+#define DI_WORDS true
 #define DI_ALWAYS __attribute__((always_inline))
 
 namespace DI_ISA {
@@ -108,6 +109,8 @@ DI_INLINE void di_sum4(__m512 a, __m512 b, __m512 c, __m512 d, int n, float* out
 }
 
 }  // namespace DI_ISA
+#else
+#define DI_WORDS false
 #endif
 
 #endif

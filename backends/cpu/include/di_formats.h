@@ -55,6 +55,17 @@ DI_INLINE void di_e2m1_16(const uint8_t* p, float scale, float* out) {
     memcpy(&high, p + 4, 4);
     const DiU both = {low, low, low, low, low, low, low, low, high, high, high, high, high, high, high, high};
     di_store(out, __builtin_shuffle(table, (DiI)(both >> shifts)) * scale);  // a shuffle reads 4 bits of each index
+#elif defined(__AVX2__)
+    typedef int32_t DiI8 __attribute__((vector_size(32)));
+    const DiV8 table = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const DiI8 shifts = {0, 4, 8, 12, 16, 20, 24, 28};
+    for (int i = 0; i < 2; ++i) {
+        int32_t four;
+        memcpy(&four, p + 4 * i, 4);
+        const DiI8 at = (DiI8{} + four) >> shifts, sign = at << 28 & (int32_t)0x80000000;
+        const DiV8 y = (DiV8)((DiI8)__builtin_shuffle(table, at) | sign) * scale;  // a shuffle reads 3 bits of each index
+        memcpy(out + 8 * i, &y, sizeof y);
+    }
 #else
     static const float table[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                                     -3.0f, -4.0f, -6.0f};
