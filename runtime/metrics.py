@@ -58,6 +58,7 @@ class Histogram:
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
+        self._bounds = np.array(self.bounds, np.float64)
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -65,9 +66,9 @@ class Histogram:
 
     def observe_all(self, values: NDArray[np.float64], times: NDArray[np.int64]) -> None:
         """Each of ``values`` [k] ``times`` [k] times."""
-        places = np.searchsorted(self.bounds, values)
-        for place in np.unique(places).tolist():
-            self.counts[place] += int(times[places == place].sum())
+        found = np.bincount(np.searchsorted(self._bounds, values), times, len(self.counts))
+        for place in np.flatnonzero(found).tolist():
+            self.counts[place] += int(found[place])
         self.total += float(values @ times)
 
     @property

@@ -32,6 +32,7 @@ class Results:
         self.plan, self.table, self.prefix, self.policy = plan, table, prefix, policy
         self.metrics, self.decode = metrics, decode
         self._places = np.arange(plan.draft_tokens + 1)
+        self._labels = [str(place) for place in range(plan.draft_tokens)]
         self._touched: dict[Request, None] = {}
         self._ended: list[Sequence] = []
         self._now = 0.0
@@ -105,19 +106,23 @@ class Results:
         slots = step.rows["slot"][at]
         if self.plan.draft_tokens and int(verified.sum()):
             m = self.metrics
-            proposed = (self._places[:-1] < verified[:, None]).sum(axis=0)
-            kept = (self._places[:-1] < accepted[:, None]).sum(axis=0)
-            m.drafts.add(int((verified > 0).sum()))
-            m.draft_tokens.add(int(verified.sum()))
-            m.accepted_tokens.add(int(accepted.sum()))
-            for place in range(self.plan.draft_tokens):
-                m.proposed_at.add(int(proposed[place]), label=str(place))
-                m.accepted_at.add(int(kept[place]), label=str(place))
+            proposed, kept = self._by_place(verified), self._by_place(accepted)
+            m.drafts.add(proposed[0])
+            m.draft_tokens.add(sum(proposed))
+            m.accepted_tokens.add(sum(kept))
+            for label, asked, stayed in zip(self._labels, proposed, kept, strict=True):
+                m.proposed_at.add(asked, label)
+                m.accepted_at.add(stayed, label)
             self.table.proposed[slots, verified] += 1
             self.table.accepted[slots, accepted] += 1
         self.policy.observe(Observed(
             slots, verified, accepted, result.confidence[at], result.drafted[at], int(step.sequences["rows"].sum()),
             step.count, result.seconds))
+
+    def _by_place(self, lengths: NDArray[np.int32]) -> list[int]:
+        """[m], how many of ``lengths`` reach beyond each draft position."""
+        found: list[int] = np.bincount(lengths, minlength=len(self._places))[:0:-1].cumsum()[::-1].tolist()
+        return found
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
     def _tokens(self, step: StepPlan, result: StepResult, at: NDArray[np.int64], now: float) -> None:
@@ -136,15 +141,16 @@ class Results:
         single = t.single[slots]
         over = ended | (keep == room)
         self._times(slots, keep, now)
+        answers = map(t.answers.__getitem__, slots.tolist())
         if self.plan.draft_tokens:
             flat, stops = tokens[self._places < keep[:, None]].tolist(), np.cumsum(keep).tolist()
             first = 0
-            for slot, stop in zip(slots.tolist(), stops, strict=True):
-                t.answers[slot].extend(flat[first:stop])
+            for answer, stop in zip(answers, stops, strict=True):
+                answer.extend(flat[first:stop])
                 first = stop
         else:
-            for slot, token in zip(slots.tolist(), tokens[:, 0].tolist(), strict=True):
-                t.answers[slot].append(token)
+            for answer, token in zip(answers, tokens[:, 0].tolist(), strict=True):
+                answer.append(token)
         t.emitted[slots] += keep
         t.last[slots] = now
         self.metrics.generation_tokens.add(int(keep.sum()))

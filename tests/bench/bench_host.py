@@ -1,6 +1,6 @@
 """What the host costs beside an engine that takes a fixed time a step.
 
-    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0] [--json FILE]
+    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0] [--messages]
     python tests/bench/bench_host.py --long-prefill [--json FILE]
 
 The first measures everything that the host does in a step except making text: messages in, planning, memory, results,
@@ -31,6 +31,7 @@ from null_executor import NullEngine, NullExecutor, null_plan
 
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.server.engine_loop import EngineLoop, _Open
 
 STEP_SECONDS = 4e-3
 ARRIVALS = 16.0
@@ -60,8 +61,15 @@ def make(lag: int, sequences: int, drafts: int, executor: type[NullExecutor] = N
                       lag=lag, executor=runs, now=now, **how)
 
 
-def host(loop: str, sequences: int, steps: int, drafts: int) -> dict[str, Any]:
-    """Steady state: as many requests end as arrive."""
+class Sink:
+    """Where a server's messages go."""
+
+    def send(self, message: bytes) -> None:
+        pass
+
+
+def host(loop: str, sequences: int, steps: int, drafts: int, server: bool) -> dict[str, Any]:
+    """Steady state: as many requests end as arrive. ``server``: with the messages of an engine process."""
     core = make(int(loop == "overlapped"), sequences, drafts, cost=lambda decoding, prompt: STEP_SECONDS)
     rng = np.random.default_rng(0)
     runs = core.executor
@@ -83,6 +91,7 @@ def host(loop: str, sequences: int, steps: int, drafts: int) -> dict[str, Any]:
         return seconds
     runs._run = timed  # type: ignore[method-assign]
     answer = int(sequences / ARRIVALS / STEP_SECONDS * (1 if not drafts else 3))
+    process = EngineLoop(core, Sink())  # type: ignore[arg-type]
     count = 0
     prompts = [rng.integers(3, 100_000, int(rng.integers(500, 1500))).tolist() for _ in range(64)]
 
@@ -90,7 +99,10 @@ def host(loop: str, sequences: int, steps: int, drafts: int) -> dict[str, Any]:
         nonlocal count
         prompt = prompts[count % len(prompts)]
         p = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=tokens)
-        core.add(core.make(str(count), prompt, p))
+        request = core.make(str(count), prompt, p)
+        core.add(request)
+        if server:
+            process._open[count] = _Open(request)
         count += 1
     for i in range(sequences):
         arrive(1 + answer * (i + 1) // sequences)
@@ -110,13 +122,16 @@ def host(loop: str, sequences: int, steps: int, drafts: int) -> dict[str, Any]:
             arrive(answer)
             next_arrival += rng.exponential(1 / ARRIVALS)
         core.step()
+        if server:
+            process._flush()
         times.append(time.perf_counter() - began - waited[0] - hashed[0])
         cpu.append(time.thread_time() - worked - hashed[1])
         rows.append(len(core.scheduler.running))
     gc.unfreeze()
     return {"what": "host", "loop": loop, "sequences": sequences, "running_mean": round(float(np.mean(rows)), 1),
-            "drafts": drafts, "steps": steps, "arrivals_per_second": ARRIVALS, "step_ms": STEP_SECONDS * 1e3,
-            "host_ms": shares(times), "host_cpu_ms": shares(cpu), "exposed_ms": shares(runs.gaps[first_gap:])}
+            "drafts": drafts, "messages": server, "steps": steps, "arrivals_per_second": ARRIVALS,
+            "step_ms": STEP_SECONDS * 1e3, "host_ms": shares(times), "host_cpu_ms": shares(cpu),
+            "exposed_ms": shares(runs.gaps[first_gap:])}
 
 
 def shares(seconds: list[float]) -> dict[str, float]:
@@ -161,11 +176,12 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--drafts", type=int, default=0)
+    parser.add_argument("--messages", action="store_true", help="with the messages that an engine process sends")
     parser.add_argument("--long-prefill", action="store_true")
     parser.add_argument("--json", type=Path, help="where the figures are written besides")
     given = parser.parse_args()
     found = long_prefill(given.loop) if given.long_prefill else host(given.loop, given.sequences, given.steps,
-                                                                     given.drafts)
+                                                                     given.drafts, given.messages)
     print(json.dumps(found, indent=1))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
