@@ -152,21 +152,31 @@ class HostExecutor:
         if not decode:
             held.n = int(row["c"]) + int(row["rows"])
         out.n[i] = held.n
-        if len(logits) and bad_logits(logits).any():
+        broken = bad_logits(logits) if len(logits) else np.zeros(0, bool)
+        if broken.any() and (not decode or broken[0]):
             out.finite[i] = False
-            if row["draws"] and not decode:
-                held.ids.extend((0,))  # an anchor for the step that was planned meanwhile; nobody reads its result
+            self._stand_in(held)
             return
         if row["prompt_logprobs"] != NO_LOGPROBS and len(logits):
             out.prompt_logprobs[i] = self._prompt_logprobs(row, logits, step, held)
         if not row["draws"]:
             return
         try:
-            self._choose(i, row, logits, step.masks.get(i), out)
+            self._choose(i, row, logits, broken, step.masks.get(i), out)
         except RequestError as error:
             out.errors[i] = str(error)
+            self._stand_in(held)
 
-    def _choose(self, i: int, row: np.void, logits: Row, mask: NDArray[np.uint32] | None, out: StepResult) -> None:
+    def _stand_in(self, held: _Held) -> None:
+        """Nothing was chosen behind a prompt: an anchor for the step that was planned meanwhile; nobody reads its
+        result."""
+        if held.ids.count == held.n:
+            held.ids.extend((0,))
+
+    def _choose(self, i: int, row: np.void, logits: Row, broken: NDArray[np.bool_],
+                mask: NDArray[np.uint32] | None, out: StepResult) -> None:
+        """Tokens of the last rows, as far as drafts stay. A row behind a draft from which nothing can be chosen ends
+        the run: if the draft stays, it fails by itself in the next step, as it does without drafts."""
         held, drafts = self._held[int(row["slot"])], int(out.verified[i])
         at = held.n + 1 if row["kind"] == DECODE else held.n
         chosen_from = logits[-drafts - 1 :]
@@ -178,7 +188,14 @@ class HostExecutor:
             return
         tokens, found = list[int](), list[dict[int, Any]]()
         for j, raw in enumerate(chosen_from):
-            token = held.chooser.choose(raw if mask is None else _allowed(raw, mask[j]), at + j)
+            if j and broken[j]:
+                break
+            try:
+                token = held.chooser.choose(raw if mask is None else _allowed(raw, mask[j]), at + j)
+            except RequestError:
+                if not j:
+                    raise
+                break
             tokens.append(token)
             held.chooser.took(token)
             if row["logprobs"] != NO_LOGPROBS:

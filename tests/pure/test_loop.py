@@ -237,6 +237,29 @@ def test_a_deadline_also_ends_a_request_that_waits() -> None:
     assert all(r.outputs[0].token_ids == alone(r.prompt_ids, p) for r in others)
 
 
+@pytest.mark.parametrize("lag", LOOPS)
+@pytest.mark.parametrize("m", [0, 5])
+@pytest.mark.parametrize("when", [0, 4])
+def test_a_row_from_which_nothing_can_be_chosen_ends_its_answer_only(lag: int, m: int, when: int) -> None:
+    ids, base = prompt(5, 12), SamplingParams(temperature=1, seed=4, max_tokens=20, ignore_eos=True)
+    full = alone(ids, base)
+    nothing = replace(base, ignore_eos=False, stop_token_ids=[full[when]], allowed_token_ids=[full[when]],
+                      min_tokens=when + 1)
+    others = [i for i in prompt(6, 9) if i != 60]
+    c = core(lag, m, [[*ids, *full]])
+    assert isinstance(c.engine, DraftingEngine)
+    c.engine.broken_ids = {60}
+    broken = [*ids, 60] if not when else ids
+    requests = [c.make("none", ids, nothing), c.make("nan", broken, base), c.make("good", others, base)]
+    run(c, requests)
+    assert requests[0].outputs[0].finish_reason == "error"
+    assert "no token is left" in (requests[0].outputs[0].error or "")
+    if not when or 60 in full[:-1]:
+        assert "not finite" in (requests[1].outputs[0].error or "")
+    expected = alone(others, base)
+    assert requests[2].outputs[0].token_ids == expected[: expected.index(60) + 1 if 60 in expected else None]
+
+
 def test_memory_given_back_under_a_step_in_flight_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Residence, "leave", lambda self, s: self._give_back(s) if s.holding else None)
     with pytest.raises(AssertionError, match="of a step in flight is free"):
