@@ -60,6 +60,7 @@ class _Slate:
 
     def __init__(self, plan: EnginePlan, step: StepPlan) -> None:
         seqs, wanted = plan.limits["seq"], plan.limits["wanted"]
+        self.step = step  # its arrays are pointed to
         self.result = r = StepResult(plan)
         self.status, self.wanted = np.zeros(seqs, np.int32), np.zeros(seqs, np.int32)
         self.behind, self.logits = np.full(seqs, NO_TOKEN, np.int64), np.zeros(seqs, np.uint64)

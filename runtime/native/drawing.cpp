@@ -9,6 +9,10 @@
 #include "engine.h"
 #include "fault.h"
 
+static_assert(sizeof(DiRow) == 104, "ROW of runtime/executor.py");
+static_assert(sizeof(DiSampling) == 152, "RECORD of runtime/native_sampling.py");
+static_assert(sizeof(DiDraw) == 112, "DRAW of tests/cpu/test_kernels_draw.py");
+
 Drawing::Drawing(const Table& table)
     : seqs((size_t)table.limit[DI_AXIS_SEQ]),
       confidence(seqs.size()),
@@ -221,7 +225,7 @@ void DiEngine::accept(const DiRow& r, int32_t i, const int64_t* tokens, const Di
     out.n[i] = n;
     const int32_t room = h.drafted;
     h.drafted = 0;
-    if (std::find(tokens, tokens + s.wanted, -1) != tokens + s.wanted) {
+    if (r.decode ? *tokens == -1 : std::find(tokens, tokens + s.wanted, -1) != tokens + s.wanted) {
         out.status[i] = -1;
         return;
     }
@@ -237,9 +241,13 @@ void DiEngine::accept(const DiRow& r, int32_t i, const int64_t* tokens, const Di
     int64_t* const to = out.tokens + (int64_t)i * (table_.sequence.drafts + 1);
     int32_t count = 0;
     for (;; ++count) {
+        if (from[count] < 0 && count) {  // behind a draft that stays: fails by itself in the next step
+            --count;
+            break;
+        }
         if (from[count] < 0) {
             out.status[i] = -2;
-            out.n[i] = n + count + (r.decode ? 1 : 0);
+            out.n[i] = n + (r.decode ? 1 : 0);
             return;
         }
         to[count] = from[count];

@@ -15,9 +15,10 @@ from golden.engines import fed, llm_of
 
 from deepinfer import LLM
 from deepinfer.codegen.plan.sequence_state import SequenceState
-from deepinfer.runtime.executor import HOST, REJECTION, Executor, share_drafts
+from deepinfer.runtime.executor import HOST, REJECTION, ROW, Executor, share_drafts
 from deepinfer.runtime.host_executor import HostExecutor
 from deepinfer.runtime.native_executor import NativeExecutor
+from deepinfer.runtime.native_sampling import RECORD
 from deepinfer.runtime.sampling import leading
 from deepinfer.runtime.sampling_params import SamplingParams
 
@@ -26,8 +27,8 @@ GREEDY = SamplingParams(temperature=0)
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0}, {"temperature": 0.7}, {}, {"top_p": 0.9, "temperature": 1.3}, {"top_k": 12, "min_p": 0.01},
     {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.2, "temperature": 0},
-    {"repetition_penalty": 0.9, "frequency_penalty": 0.4, "logit_bias": {7: 2.0}, "min_tokens": 12},
-    {"allowed_token_ids": [3, 9, 20, 21, 300], "temperature": 2}]
+    {"repetition_penalty": 0.9, "frequency_penalty": 0.4, "logit_bias": {5: 9.0, 300: 8.0}, "min_tokens": 12},
+    {"allowed_token_ids": [3, 9, 20, 21, 300], "frequency_penalty": 1.5, "temperature": 2}]
 BAD = ((8,), (20, 9), (9, 3, 21))
 
 
@@ -236,6 +237,18 @@ def test_every_accepted_length_at_every_place_of_two_blocks() -> None:
             stepper.copy(spare, r, n)
 
 
+def test_drafts_that_are_right_all_stay_whatever_the_options() -> None:
+    """Penalties, bad words and the least answer of a row see the drafts before it: a draft is right only if they do."""
+    stepper, m, slots = begun("native"), llm().plan.draft_tokens, range(len(KINDS))
+    stepper.prefill(slots, want_draft=0)
+    for done in (1, 7, 13):
+        for s in slots:
+            put_drafts(stepper, s, streams()[s][done : done + m])
+        out = stepper.decode(slots, m, want_draft=0)
+        assert out.tokens[: len(slots)].tolist() == [stream[done : done + m + 1] for stream in streams()]
+        assert out.accepted[: len(slots)].tolist() == [m] * len(slots)
+
+
 # ---- rejection -------------------------------------------------------------------------------------------------------
 def test_rejection_draws_from_the_target() -> None:
     """Answers of three tokens under top_k 2 against their probabilities, with five drafts a step."""
@@ -291,3 +304,8 @@ def test_a_draft_is_verified_whatever_the_confidences_behind_it_say(kind: str) -
             other[2, j + 1 :] = rng.random(m - j - 1)
             after = verified(other, budget)
             assert (before[2] > j) == (after[2] > j)
+
+
+def test_records_have_the_size_that_the_runner_expects() -> None:
+    """The runner asserts the same numbers of its own records while it is compiled."""
+    assert (ROW.itemsize, RECORD.itemsize) == (104, 152)
