@@ -110,6 +110,18 @@ def test_a_run_in_two_legs_ends_with_the_weights_of_a_run_in_one(token_folder: P
         assert torch.equal(value, first.draft.state_dict()[name]), name
 
 
+def test_a_finished_state_is_read_where_random_numbers_are_made_otherwise(token_folder: Path, tmp_path: Path) -> None:
+    """As on another device: what is exported there needs the weights alone."""
+    run = trainer(token_folder)
+    run.progress.phase = len(PLAN)
+    run.save(tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.save(state | {"generator": torch.zeros(16, dtype=torch.uint8)}, tmp_path / "state.pt")
+    other = Trainer(small_shape(), CLASSES, token_folder, (), torch.device("cpu"))
+    other.load(tmp_path / "state.pt")
+    assert torch.equal(other.backbone.embed, run.backbone.embed)
+
+
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_written_checkpoint_computes_what_the_trained_model_computes(quantised: bool, tmp_path: Path) -> None:
     backbone, draft = random_model(7)
