@@ -40,6 +40,13 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               help="Cache blocks. Default: enough for all requests, or half of the free memory.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of a CPU engine. Default: all processors.")
 @click.option("--seed", type=int, help="Of requests that bring none. Default: from the system.")
+@click.option("--prefix-store", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Keep cache blocks there, for this and other servers; may lie on a shared mount.")
+@click.option("--store-quota", metavar="SIZE", help="Most bytes of the store, as 500GiB. Default: 64GiB.")
+@click.option("--store-retention", metavar="CLASS=TIME,...", help="How long it keeps blocks at least. Default: "
+              "agent=3d,chat=7d. Requests with tools are of the class agent; the header x-cache-class overrides that.")
+@click.option("--store-backend", type=click.Choice(["auto", "threads", "io_uring", "usrbio"]),
+              help="What moves its bytes; where it does not work, threads do. Default: auto.")
 @click.option("--max-queue", type=click.IntRange(min=0), default=256, show_default=True, metavar="N",
               help="Requests that wait beside the running ones; further ones get 429.")
 @click.option("--max-body", type=click.IntRange(min=1024), default=48 << 20, show_default=True, metavar="BYTES",
@@ -109,10 +116,25 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
     engine = server.engine_process.EngineSettings(
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
-        records=str(cache_root() / "self-check") if options["self_check"] else None, log_json=as_json,
+        **_store(options), log_json=as_json,
+        records=str(cache_root() / "self-check") if options["self_check"] else None,
         log_level=options["log_level"], compile=_compilation(server, found),
         profile_steps=options["profile"], profile=str(Path(f"deepinfer-profile-{os.getpid()}.json").absolute()))
     context.exit(server.run.run_server(settings, engine, sock))
+
+
+def _store(options: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the prefix store, as the engine process takes them."""
+    from deepinfer.runtime.store.settings import parse_retention, parse_size
+
+    folder, quota, kept = (options[name] for name in ("prefix_store", "store_quota", "store_retention"))
+    if folder is None and any(options[name] for name in ("store_quota", "store_retention", "store_backend")):
+        raise SpecError("a setting of a prefix store without one", where="deepinfer serve",
+                        next_step="name its folder with --prefix-store")
+    return {"prefix_store": None if folder is None else str(folder.absolute()),
+            "store_quota": None if quota is None else parse_size(quota, "--store-quota"),
+            "store_retention": None if kept is None else parse_retention(kept, "--store-retention"),
+            "store_backend": options["store_backend"]}
 
 
 def _compilation(server: Any, found: Subject) -> Any:

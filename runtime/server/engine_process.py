@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from deepinfer.runtime.server.trace import StepTrace
 
 if TYPE_CHECKING:
     from deepinfer.runtime.llm import LLM
+    from deepinfer.runtime.store.settings import StoreSettings
 
 
 class Compilation(msgspec.Struct, frozen=True):
@@ -48,6 +50,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine; the names are those of `LLM`.
 
     ``endpoint``: where the front end listens. ``records``: folder of the self check's records; None: no check.
+    ``prefix_store``: its folder; quota in bytes, retention in seconds by class, backend by name, None: the usual ones.
     ``compile``: makes the engine first. ``profile``: where a trace of the first ``profile_steps`` steps goes.
     """
 
@@ -58,6 +61,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     threads: int | None = None
     seed: int | None = None
+    prefix_store: str | None = None
+    store_quota: int | None = None
+    store_retention: dict[str, int] | None = None
+    store_backend: str | None = None
     records: str | None = None
     log_json: bool = False
     log_level: str = "info"
@@ -76,7 +83,18 @@ def build(settings: EngineSettings) -> LLM:
         CachedEngine(settings.compile.model, settings.compile.target, settings.compile.options).make()
     return LLM(settings.engine, settings.checkpoint, max_num_seqs=settings.max_num_seqs,
                num_blocks=settings.num_blocks, threads=settings.threads, seed=settings.seed,
-               progress=not settings.log_json)
+               prefix_store=store_settings(settings), progress=not settings.log_json)
+
+
+def store_settings(settings: EngineSettings) -> StoreSettings | None:
+    """The prefix store that was asked for; SpecError where a setting is out of range."""
+    if settings.prefix_store is None:
+        return None
+    from deepinfer.runtime.store.settings import StoreSettings
+
+    given = {"quota": settings.store_quota, "retention": settings.store_retention, "backend": settings.store_backend}
+    usual = StoreSettings(Path(settings.prefix_store))
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> int:

@@ -9,7 +9,9 @@ from deepinfer.recipe import ConvertedRequest
 from deepinfer.recipe.fields import Field
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.wire import Sampling
+from deepinfer.runtime.store.settings import AGENT, class_of, default_retention
 
+CACHE_CLASS_HEADER = "x-cache-class"
 _GRAMMAR = "send structured_outputs with json, regex, choice or grammar"
 _UNBUILT: Mapping[str, str] = {
     "guided_json": _GRAMMAR,
@@ -57,9 +59,16 @@ def sampling_extensions(root: Field) -> Sampling:
             out[name] = found.number()
     if (found := root.optional("ignore_eos")) is not None:
         out["ignore_eos"] = found.boolean()
+    if (found := root.optional("cache_salt")) is not None:
+        out["cache_salt"] = found.text()
     if (found := root.optional("stop_token_ids")) is not None:
         out["stop_token_ids"] = [_whole(item) for item in found.items()]
     return out
+
+
+def set_cache_class(sampling: Sampling, header: str | None) -> None:
+    """How long a prefix store keeps what a request computes: as a header says, if it names a class, else as usual."""
+    sampling["cache_class"] = class_of(sampling.get("cache_class") == AGENT, header, default_retention())
 
 
 def _whole(field: Field) -> int:

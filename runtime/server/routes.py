@@ -18,16 +18,19 @@ from deepinfer.runtime.server.answer import Answer, ConversationAnswer
 from deepinfer.runtime.server.completion import CompletionAnswer, read_completion
 from deepinfer.runtime.server.engine_response import EngineResponse
 from deepinfer.runtime.server.extensions import (
+    CACHE_CLASS_HEADER,
     plain_sampling,
     refuse_unbuilt_features,
     refuse_unbuilt_fields,
     sampling_extensions,
+    set_cache_class,
 )
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.forms import Form, asked_form, form_of, reasoning_end
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
 from deepinfer.runtime.server.wire import Sampling
+from deepinfer.runtime.store.settings import AGENT
 
 _ID_PREFIX = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "completion": "cmpl-"}
 
@@ -72,6 +75,7 @@ def generation_routes(service: Service) -> APIRouter:
         body = await read_limited(request, service.settings.max_body)
         # converting and tokenising a long prompt takes a while; probes are answered meanwhile
         ready = await asyncio.to_thread(prepare, body, vocabulary)
+        set_cache_class(ready.sampling, request.headers.get(CACHE_CLASS_HEADER))
         ticket = service.submit(ready.ids, ready.sampling)
         notes = request.state.notes
         notes.update(prompt_tokens=len(ready.ids), stream=ready.stream, engine_request=ticket.key)
@@ -127,6 +131,8 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
     request = _converted(service, api, root, vocabulary)
     ids = vocabulary.prompt(request)
     sampling = plain_sampling(request, resolve_max_tokens(request, len(ids), service.max_model_len))
+    if request.conversation.tools:
+        sampling["cache_class"] = AGENT
     if api != "messages":  # whose API documents top_k as ignored
         sampling |= sampling_extensions(root)
     form = form_of(request, vocabulary.tokenizer)
