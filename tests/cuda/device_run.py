@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import lzma
 import pickle
 import sys
 import time
@@ -120,7 +121,7 @@ def time_product(driver: Driver, blob: bytes, p: Product, rows: int, flush: int)
 
 def main(bundle: str, out: str, seconds: str = "200") -> None:
     stop = time.monotonic() + float(seconds)
-    found = pickle.loads(Path(bundle).read_bytes())
+    found = pickle.loads(lzma.decompress(Path(bundle).read_bytes()))
     blob, table = found["blob"], json.loads(found["table"])["kernels"]
     driver = Driver()
     flush = driver.alloc(_FLUSH)

@@ -56,6 +56,16 @@ def test_a_product_writes_the_rows_of_a_partial_tile_and_no_others(rows: int) ->
     assert (out[rows:] == 77).all()
 
 
+@pytest.mark.parametrize("rows", [5, 40, 70])
+def test_a_product_summed_in_parts_is_the_product(rows: int) -> None:
+    spec, p = gemm(40, 1024), packed(40, 1024)
+    assert [len(v.stages) for v in source_of(spec).variants] == [2, 2, 1]
+    x = held(RNG.standard_normal((rows, 1024)).astype(np.float32), "bf16")
+    out = run(spec, rows_step(rows), [p, x, None])[2]
+    want = from_bf16(x) @ dense(p).T
+    assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+
+
 def test_a_launch_begins_at_the_first_row_of_its_tile() -> None:
     spec, p = gemm(32, 64), packed(32, 64)
     x = held(RNG.standard_normal((40, 64)).astype(np.float32), "bf16")

@@ -22,6 +22,8 @@ from deepinfer.errors import InternalError
 
 # Rows that a variant is for -> (rows of a tile, columns of a tile, warps)
 _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (0, 128, 128, 8))
+MOST_SPLIT = 64  # rows (and inputs of them) whose parts are summed apart
+_WANTED, _PARTS, _LEAST_PART = 66, 32, 256  # programs that half fill a device; most parts; least features of one
 
 
 def emit(spec: KernelSpec) -> CudaSource:
@@ -46,20 +48,41 @@ def emit(spec: KernelSpec) -> CudaSource:
                       "lines": epilogue.lines(c, lead, groups)})
     step = depth(k, weights, bf16)
     leads = math.prod(lead)
-    roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
+    splits, share = split(k, step, sum(-(-t["columns"] // columns_of(widest, 64)) * groups for t in tiles))
+    place = 0
+    for anchor_made, width in [(a, t["n"]) for t in tiles for a in t["anchors"]]:
+        anchor_made["place"], place = place, place + width
+    if splits > 1:
+        signature.scratch()
+    roomy = splits == 1 and fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
     for rows, tile, wide, warps in _TILES:
         bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["columns"] // bn) * groups for t in tiles)
         constants = (("BT", tile), ("BN", bn), ("BK", step))
         hopper = bf16 and bn >= 64
-        stage = Stage(spec.symbol, Grid(leads, tile, 0, count), warps if hopper else 4, constants, 4, hot=True,
-                      matrix=hopper)
-        variants.append(Variant(rows // leads if rows else 0, (stage,)))
+        name, parts = (f"{spec.symbol}_part", splits) if splits > 1 and rows else (spec.symbol, 1)
+        stages = [Stage(name, Grid(leads, tile, 0, count * parts), warps if hopper else 4, constants, 4, hot=True,
+                        matrix=hopper)]
+        if parts > 1:
+            stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, tile, 0, count), 4, constants[:2], 1, hot=True))
+        variants.append(Variant(rows // leads if rows else 0, tuple(stages)))
     variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
-    return render(spec, signature, variants, k=k, x=signature.value(spec.get("x")),
+    scratch = splits * MOST_SPLIT * place * 4 if splits > 1 else 0
+    return render(spec, signature, variants, scratch=(scratch, 0), k=k, x=signature.value(spec.get("x")),
                   x_at=signature.row_of(x.rows), x_row=signature.elements(spec.get("x")), groups=groups, lead=leads,
-                  tiles=tiles, bf16=bf16, even=k % step == 0, kinds=kinds(bf16))
+                  tiles=tiles, bf16=bf16, even=k % step == 0, kinds=kinds(bf16), splits=splits, share=share, wide=place,
+                  most=MOST_SPLIT)
+
+
+def split(k: int, step: int, tiles: int) -> tuple[int, int]:
+    """(parts, features of each) that the contraction is summed in: more than one where there are few columns, since a
+    step of one row would leave most of the device idle. By sizes alone, so that sums do not depend on the rows."""
+    parts = 1
+    while tiles * parts < _WANTED and parts < _PARTS and k >= 2 * parts * _LEAST_PART:
+        parts *= 2
+    share = -(-k // parts // step) * step
+    return -(-k // share), share
 
 
 def kinds(bf16: bool) -> dict[str, str]:
