@@ -1,4 +1,5 @@
-"""What the front end and the engine process say to each other: typed messages in msgpack, ids and numbers only.
+"""What the front end and the engine process say to each other: typed messages in msgpack: ids, numbers, the text of
+a form.
 
 Each side knows the exact form of what it may receive; bytes of any other form raise `InternalError`. Nothing that
 arrives is ever executed or imported.
@@ -15,7 +16,7 @@ import numpy as np
 from deepinfer.errors import InternalError
 
 Sampling: TypeAlias = dict[str, Any]
-"""Keyword arguments of SamplingParams: numbers, flags, lists and maps of them."""
+"""Keyword arguments of SamplingParams: numbers, flags, lists and maps of them; the text of `structured_outputs`."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
@@ -112,7 +113,7 @@ class Metric(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, tag="snapshot", frozen=True):
-    """The engine's metrics. ``free_blocks``: of the cache."""
+    """The engine's metrics. ``free_blocks``: of the cache, with those that only the prefix cache holds."""
 
     metrics: list[Metric]
     running: int
