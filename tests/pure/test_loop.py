@@ -369,6 +369,9 @@ def test_only_constrained_rows_wait_for_their_tokens(lag: int, m: int, monkeypat
     assert (c.metrics.held_up.value > 0) == bool(lag)
     if m:
         assert c.metrics.accepted_tokens.value > 3
+    free_only = core(lag, m)
+    run(free_only, [free_only.make("free", ids, p)])
+    assert free_only.metrics.held_up.value == 0
 
 
 @pytest.mark.parametrize("lag", LOOPS)
