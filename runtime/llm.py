@@ -104,9 +104,9 @@ class LLM:
         try:
             text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)
             if prefix_cache and self.plan.paged:
-                roots, store = _store(package, running, prefix_store)
+                roots, store, window_store = _store(package, running, prefix_store)
                 snapshots = _snapshots(self.plan, slots, prefix_snapshots)
-                prefix = MemoryCache(self.plan, snapshots=snapshots, roots=roots, tier=store)
+                prefix = MemoryCache(self.plan, snapshots=snapshots, roots=roots, tier=store, window_tier=window_store)
             policy = draft_policy(self.plan, running, getattr(package, "manifest", {}), slots=slots, blocks=blocks,
                                   limit=drafts, threads=threads, scheduled=schedule_drafts)
             self.core = EngineCore(self.plan, running, slots=slots, blocks=blocks, ends=ends, text=text, seed=seed,
@@ -340,20 +340,25 @@ def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
 
 
 def _store(package: Package, engine: Engine,
-           asked: str | Path | StoreSettings | None) -> tuple[Roots, Store | None]:
-    """Keys of the prefix cache, and the store that was asked for."""
+           asked: str | Path | StoreSettings | None) -> tuple[Roots, Store | None, Store | None]:
+    """Keys of the prefix cache, the store that was asked for, and the one for windows of models that need them."""
     if asked is None:
-        return Roots(), None
-    from deepinfer.runtime.store.layout import layout_of
+        return Roots(), None, None
+    from deepinfer.runtime.store.layout import KIND_WINDOWS, Layout, layout_of
     from deepinfer.runtime.store.settings import StoreSettings
     from deepinfer.runtime.store.store import Store
 
-    options = getattr(package, "manifest", {}).get("options", {})
-    identity = identity_of(package.plan, options, engine.checkpoint)
+    plan, options = package.plan, getattr(package, "manifest", {}).get("options", {})
+    identity = identity_of(plan, options, engine.checkpoint)
     settings = asked if isinstance(asked, StoreSettings) else StoreSettings(Path(asked))
-    store = Store(settings, layout_of(package.plan, digest(*identity)))
+    store = Store(settings, layout_of(plan, digest(*identity)))
     store.ready(_STORE_SECONDS)
-    return Roots(identity, store.tenant_salt), store
+    windows = None
+    if not plan.licensed and plan.resume_bytes:
+        sections = (("windows", plan.resume_bytes),)
+        windows = Store(settings, Layout(digest(*identity), plan.block_tokens, sections, KIND_WINDOWS))
+        windows.ready(_STORE_SECONDS)
+    return Roots(identity, store.tenant_salt), store, windows
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from deepinfer.runtime.prefix.link import TierLink, stored_key
 from deepinfer.runtime.prefix.road import Road, choose, edges_to_keep, kept_rows, must_be_exact, replay_of
 from deepinfer.runtime.prefix.roots import Roots
 from deepinfer.runtime.prefix.tree import NO_WINDOWS, BlockTree, History, Node, id_bytes, ids_of
+from deepinfer.runtime.prefix.window_link import WindowLink
 from deepinfer.runtime.prefix.windows import WindowPool
 
 if TYPE_CHECKING:
@@ -83,15 +84,16 @@ class MemoryCache:
     Args:
         snapshots: of windows that are kept at most; their memory is taken here.
         roots: what the first block's key hangs on, by tenant; None: nothing leaves this process.
-        tier: what lies below memory, if anything does.
+        tier: what lies below memory, if anything does. ``window_tier``: the same for window snapshots.
     """
 
     def __init__(self, plan: EnginePlan, *, snapshots: int, roots: Roots | None = None,
-                 tier: Tier | None = None) -> None:
+                 tier: Tier | None = None, window_tier: Tier | None = None) -> None:
         self.plan, self.roots, self.tier = plan, roots or Roots(), tier
         self.link: TierLink | None = None
         self.counters = PrefixCounters()
         self.windows = WindowPool(plan, snapshots if plan.resume_bytes else 0)
+        self.window_link = None if window_tier is None else WindowLink(plan, window_tier, self.windows)
         self._progress: dict[Sequence, Progress] = {}
         self._chains: WeakKeyDictionary[Sequence, BlockChain] = WeakKeyDictionary()
 
@@ -117,17 +119,30 @@ class MemoryCache:
         exact, replay = must_be_exact(self.plan, option), replay_of(self.plan, option)
         nodes = self._match(s, ids, exact)
         if self.link is not None:
+            self.link.poll()
+            if not self._progress and self._short(s):
+                self.link.wait_stored()
             most = (len(ids) - 1) // self.plan.block_tokens
             if len(nodes) < most and self.link.pending(s, self._chains[s], id_bytes(ids), nodes, most, exact,
                                                        alone=not self._progress):
                 return PENDING
             nodes = self._match(s, ids, exact)
+        if self.window_link is not None:
+            limit = min(len(nodes) * self.plan.block_tokens, len(ids) - kept_rows(self.plan, replay, exact))
+            serving = nodes[: max(0, limit) // self.plan.block_tokens]
+            if serving and self.window_link.pending(s, serving, alone=not self._progress):
+                return PENDING
         edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
         road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)
         if road is None:
             return MISS
         kept = tuple(nodes[: road.floor // self.plan.block_tokens])
         return Hit(road.floor, tuple(node.block for node in kept), Found(kept, road))
+
+    def _short(self, s: Sequence) -> bool:
+        """Whether a sequence has too few blocks, were all to be given up that only the cache holds."""
+        need = self.plan.blocks_for(s.known) + 1 + s.request.to_fork
+        return self.tree.pool.free + self.tree.evictable < need
 
     def _match(self, s: Sequence, ids: NDArray[np.int64], exact: bool) -> list[Node]:
         """Blocks of a sequence that it may adopt."""
@@ -263,6 +278,8 @@ class MemoryCache:
         if lost is not None:
             lost.windows = NO_WINDOWS
         self.counters.snapshots.add()
+        if self.window_link is not None and at <= clock.prompt_end:
+            self.window_link.store(node, s.request.params.cache_class)
         if at > clock.prompt_end:
             p.ends.append(node)
             if len(p.ends) > _ENDS:
@@ -288,6 +305,10 @@ class MemoryCache:
             return
         for block in progress.pins:
             self.tree.pool.give_back(block)
+        if self.window_link is not None:
+            for end in progress.ends:
+                if end.alive:
+                    self.window_link.store(end, s.request.params.cache_class)
         nodes, node = list[Node](), progress.last
         while node is not None and node.alive:
             nodes.append(node)
@@ -317,6 +338,8 @@ class MemoryCache:
 
     def close(self) -> None:
         """See ``PrefixCache``."""
+        if self.window_link is not None:
+            self.window_link.close()
         if self.link is not None:
             self.link.close()
         elif self.tier is not None:

@@ -17,6 +17,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.errors import RequestError
 from deepinfer.runtime import events
 from deepinfer.runtime.clock import STEP, Replayed
 from deepinfer.runtime.plan import EnginePlan, StatePlan
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from deepinfer.runtime.memory import SequenceMemory
     from deepinfer.runtime.sequence import Sequence
 
-_PATIENCE = 60.0  # seconds that an engine with nothing else to do waits; the tier's own limit is below it
+PATIENCE = 60.0  # seconds that an engine with nothing else to do waits; the tier's own limit is below it
+_MOMENT = 0.001
 _QUEUED_SHARE = 4  # no more than this part of the pool waits to be stored
 
 
@@ -91,7 +93,7 @@ class TierLink:
         load = self._loads.get(s)
         if load is None:
             return False
-        self.tier.poll(load.ticket, time.monotonic() + _PATIENCE if alone else None)
+        self.tier.poll(load.ticket, time.monotonic() + PATIENCE if alone else None)
         self.poll()
         return s in self._loads
 
@@ -170,11 +172,24 @@ class TierLink:
         if len(self._storing) >= max(1, self.tree.pool.size // _QUEUED_SHARE):
             self.counters.unstored.add()
             return
+        try:
+            ticket = self.tier.publish(
+                stored_key(node.key, node.history), parent, node.number, np.frombuffer(node.ids, "<i4"),
+                self._packed(node.block), flags=Flags.NONE if node.exact else Flags.REPLAYED, cls=cls or "chat")
+        except RequestError as error:  # a class that this store does not have
+            self.counters.unstored.add()
+            events.warn("prefix_not_stored", reason=error)
+            return
         self.tree.pool.share(node.block)
-        ticket = self.tier.publish(
-            stored_key(node.key, node.history), parent, node.number, np.frombuffer(node.ids, "<i4"),
-            self._packed(node.block), flags=Flags.NONE if node.exact else Flags.REPLAYED, cls=cls or "chat")
         self._storing.append(Storing(ticket, node.block))
+
+    def wait_stored(self) -> None:
+        """Let what is being stored end: nothing else runs, and somebody needs the room that it takes."""
+        until = time.monotonic() + PATIENCE
+        while self._storing and time.monotonic() < until:
+            self.poll()
+            if self._storing:
+                time.sleep(_MOMENT)
 
     def _stored(self, x: Storing) -> bool:
         if x.ticket.done:

@@ -54,15 +54,33 @@ class WindowPool:
 
         Returns: the snapshot's number, and the owner whose snapshot gave way, if one did.
         """
+        number, lost = self._number(owner)
+        for s in self.rings:
+            rows = _rows(s, at)
+            self._data[s.name][number, s.resume - len(rows):] = self._ring(s, slot)[rows % s.rows]
+        return number, lost
+
+    def _number(self, owner: Any) -> tuple[int, Any]:
         lost = None
         if not self._free:
             number, lost = self._owners.popitem(last=False)
             self._free.append(number)
         number = self._free.pop()
         self._owners[number] = owner
+        return number, lost
+
+    def payload(self, number: int) -> NDArray[np.uint8]:
+        """A copy of a snapshot as one piece, ring after ring."""
+        return np.concatenate([self._data[s.name][number].reshape(-1) for s in self.rings])
+
+    def put(self, owner: Any, payload: NDArray[np.uint8]) -> tuple[int, Any]:
+        """A snapshot that was ``payload`` once; returns what ``take`` does."""
+        number, lost = self._number(owner)
+        first = 0
         for s in self.rings:
-            rows = _rows(s, at)
-            self._data[s.name][number, s.resume - len(rows):] = self._ring(s, slot)[rows % s.rows]
+            size = s.resume * s.record_bytes
+            self._data[s.name][number] = payload[first : first + size].reshape(s.resume, s.record_bytes)
+            first += size
         return number, lost
 
     def restore(self, number: int, slot: int, at: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from deepinfer.runtime.store.tier import Status
 ROOTS = Roots((b"weights", b"numerics", b"plan"))
 
 
-def core(plan: EnginePlan, tier: Any, blocks: int = 60, snapshots: int = 16, lag: int = 0) -> EngineCore:
-    return plain_core(plan, blocks, snapshots, lag, roots=ROOTS, tier=tier)
+def core(plan: EnginePlan, tier: Any, blocks: int = 60, snapshots: int = 16, lag: int = 0,
+         **more: Any) -> EngineCore:
+    return plain_core(plan, blocks, snapshots, lag, roots=ROOTS, tier=tier, **more)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -118,6 +120,26 @@ def test_a_request_that_is_aborted_while_its_blocks_load_leaves_none_behind() ->
         c.memory.check()
     c.close()
     c.memory.check()
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_windows_of_a_model_without_the_licence_are_stored_and_found(delay: int) -> None:
+    plan = plan_for()
+    plan = replace(plan, least_keep=plan.exact_keep, rerun=plan.exact_rerun)
+    tier, windows, whole = DictTier(plan, delay), DictTier(plan, delay), ids(8, 200)
+    windows.sections = (("windows", plan.resume_bytes),)
+    texts = [whole[:100]]
+    for turn, found in enumerate(({}, {"snapshot": 1}, {"exact": 1})):
+        if turn == 2:
+            windows.records.clear()
+        c = core(plan, tier, window_tier=windows)
+        out = answered(c, [(texts[-1], params("off", 30))])[0]
+        assert out.token_ids == expected(plan, texts[-1], 30)
+        assert c.metrics.prefix_how.values == found  # type: ignore[attr-defined]
+        assert out.num_cached_tokens == (len(texts[-1]) - 12) // 16 * 16 * (turn > 0)  # all rows of the turn before
+        texts.append(out.prompt_token_ids + out.token_ids + ids(turn, 11))
+        c.close()
+        windows.land()
 
 
 @settings(max_examples=8)
