@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-SIZES = (1, 8, 64, 256, 1024, 4096)
+SIZES = (1, 64, 4096, 8, 256, 1024)
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
@@ -20,6 +20,13 @@ def bf16(x: np.ndarray) -> np.ndarray:
 
 def floats(h: np.ndarray) -> np.ndarray:
     return (h.astype(np.uint32) << 16).view(np.float32)
+
+
+def device() -> str:
+    """Where references are computed."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Product:
@@ -35,8 +42,7 @@ class Product:
         self.slots = ops[a["experts"]]["dims"][-1] if self.grouped else 1
         self.k = self.x["dims"][-1]
         self.weight_bytes = sum(self._size(w) for w in self.weights)
-        self.sizes = SIZES if self.k < 16384 else SIZES[:-1]
-        self.rng = np.random.default_rng(5)
+        self.sizes = SIZES if self.k < 16384 else (1, 64, 256)
         self._known: dict[int, Any] = {}
 
     # ---- formats ---------------------------------------------------------------------------------------------------
@@ -75,10 +81,10 @@ class Product:
         return np.argsort(rng.random((rows, stack)), 1)[:, : self.slots].astype(np.int32)
 
     def _weight(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Codes and scales; for a stack the first experts differ, the rest repeat them."""
+        """Codes and scales. Of a stack eight experts differ, of a matrix 1,024 rows; the others repeat them."""
         if i not in self._known:
             data, scales, kind = self._shapes(i)
-            rng, some = np.random.default_rng(i), (min(data[0], 8), *data[1:])
+            rng, some = np.random.default_rng(i), (min(data[0], 8), min(data[1], 1024), *data[2:])
             if kind == np.uint8:
                 codes = rng.integers(0, 256, some, np.uint8)
                 if self._format(i)[0] == "mxfp8":
@@ -88,7 +94,7 @@ class Product:
             else:
                 codes = rng.standard_normal(some, np.float32) * 0.05
             s = None if scales is None else rng.integers(118, 124, (some[0], *scales[1:]), np.uint8)
-            self._known[i] = codes, s
+            self._known[i] = np.tile(codes, (1, -(-data[1] // some[1]), 1))[:, : data[1]], s
         return self._known[i]
 
     def _whole(self, x: np.ndarray, count: int) -> np.ndarray:
@@ -99,17 +105,17 @@ class Product:
         for i, o in enumerate(self.spec["operands"]):
             if o["role"] != "value" or o["write"]:
                 continue
-            shape = (rows, *o["dims"])
+            shape = (min(rows, 16), *o["dims"])
             if o["dtype"] == "i32":
                 out[i] = self._picks(rows)
-            elif o["dtype"] == "f32":
-                out[i] = np.random.default_rng(i).random(shape, np.float32)
-            else:
-                out[i] = bf16(np.random.default_rng(i).integers(-64, 65, shape) / 16)
+                continue
+            rng = np.random.default_rng(i)
+            some = rng.random(shape, np.float32) if o["dtype"] == "f32" else bf16(rng.integers(-64, 65, shape) / 16)
+            out[i] = np.resize(some, (rows, *o["dims"]))
         return out
 
-    def arguments(self, driver: Any, rows: int, real: bool = True) -> tuple[list[Any], list[int], dict[int, Any]]:
-        """ctypes values, what to free, and (address, shape) of each output. ``real=False``: weights of random bytes."""
+    def arguments(self, driver: Any, rows: int) -> tuple[list[Any], list[int], dict[int, Any]]:
+        """ctypes values, what to free, and (address, shape) of each output."""
         given, kept, outputs, values = self._values(rows), [], {}, []
         addresses: dict[Any, int] = {}
 
@@ -126,6 +132,10 @@ class Product:
                     values.append(ctypes.c_int32(0 if what == "row_first" else rows))
                 case ["axis", "rows"]:
                     values.append(ctypes.c_uint64(place("n", lambda: np.array([rows], np.int32))))
+                case ["axis", "step_row"]:
+                    values.append(ctypes.c_uint64(place("r", lambda: np.arange(rows, dtype=np.int32))))
+                case ["axis_of", _, "first"]:
+                    values.append(ctypes.c_uint64(place("f", lambda: np.array([0, rows], np.int32))))
                 case ["axis", _] | ["axis_of", _, _]:
                     values.append(ctypes.c_uint64(place("z", lambda: np.zeros(rows + 8, np.int64))))
                 case ["value", i] if i in given:
@@ -136,8 +146,8 @@ class Product:
                     values.append(ctypes.c_uint64(place(i, lambda like=like: driver.alloc(like.nbytes))))
                     outputs[i] = values[-1].value, like
                 case ["param", i, what]:
-                    values.append(ctypes.c_uint64(place((i, what), lambda i=i, what=what: self._param(
-                        driver, i, what, real))))
+                    values.append(ctypes.c_uint64(place(
+                        (i, what), lambda i=i, what=what: self._param(driver, i, what))))
                 case ["scratch"]:
                     fixed, row = self.kernel["scratch"]["fixed"], self.kernel["scratch"]["row"]
                     values.append(ctypes.c_uint64(place("s", lambda size=fixed + row * rows: driver.alloc(size))))
@@ -146,12 +156,12 @@ class Product:
             del kind
         return values, kept, outputs
 
-    def _param(self, driver: Any, i: int, what: str, real: bool) -> Any:
+    def _param(self, driver: Any, i: int, what: str) -> Any:
         count = self._format(i)[3]
         codes, scales = self._weight(i)
         x = codes if what == "data" else scales
         assert x is not None
-        if real or x.nbytes * count // len(x) < 64 << 20:
+        if x.nbytes * count // len(x) < 64 << 20:
             return self._whole(x, count)
         return self._tiled(driver, x, count)
 
@@ -173,15 +183,15 @@ class Product:
         codes, scales = self._weight(i)
         name, r, c, _, n = self._format(i)
         if name == "mxfp4":
-            table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=torch.float64, device="cuda")
-            raw = torch.from_numpy(codes).cuda().long()
+            table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=torch.float64, device=device())
+            raw = torch.from_numpy(codes).to(device()).long()
             w = table[torch.stack((raw & 15, raw >> 4), -1).flatten(-2)]
         elif name == "mxfp8":
-            w = torch.from_numpy(codes).cuda().view(torch.float8_e4m3fn).double()
+            w = torch.from_numpy(codes).to(device()).view(torch.float8_e4m3fn).double()
         else:
-            w = torch.from_numpy(floats(codes) if name == "bf16" else codes).cuda().double()
+            w = torch.from_numpy(floats(codes) if name == "bf16" else codes).to(device()).double()
         if scales is not None:
-            s = torch.pow(2.0, torch.from_numpy(scales).cuda().double() - 127)
+            s = torch.pow(2.0, torch.from_numpy(scales).to(device()).double() - 127)
             w = w * s.repeat_interleave(r, 1)[:, :n].repeat_interleave(c, 2)[:, :, : self.k]
         return w
 
@@ -190,12 +200,12 @@ class Product:
         import torch
 
         given = self._values(rows)
-        x = torch.from_numpy(self._plain(given[self.spec["attrs"]["x"]])).cuda().double()
+        x = torch.from_numpy(self._plain(given[self.spec["attrs"]["x"]])).to(device()).double()
         sums = []
         for i, dims in zip(self.weights, self.results, strict=True):
             w = self._dense(i)
             if self.grouped:
-                picks = torch.from_numpy(self._picks(rows).astype(np.int64)).cuda() % len(w)
+                picks = torch.from_numpy(self._picks(rows).astype(np.int64)).to(device()) % len(w)
                 xs = x if x.dim() == 3 else x[:, None].expand(-1, self.slots, -1)
                 out = torch.stack([torch.stack([w[picks[t, s]] @ xs[t, s] for s in range(self.slots)])
                                    for t in range(rows)])
@@ -224,9 +234,9 @@ class Product:
                 case "acc":
                     known.append(sums[attrs["i"]])
                 case "load":
-                    known.append(torch.from_numpy(self._plain(given[attrs["operand"]])).cuda().double())
+                    known.append(torch.from_numpy(self._plain(given[attrs["operand"]])).to(device()).double())
                 case "const":
-                    known.append(torch.tensor(attrs["values"], dtype=torch.float64, device="cuda").reshape(dims))
+                    known.append(torch.tensor(attrs["values"], dtype=torch.float64, device=device()).reshape(dims))
                 case "round":
                     held = a[0].float()
                     known.append((held.bfloat16() if attrs["dtype"] == "bf16" else held).double())

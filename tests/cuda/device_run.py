@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from device_products import Product, products
+from device_products import SIZES, Product, products
 from driver import Driver, blocks_of, variant_for
 
 _FLUSH = 192 << 20
@@ -101,7 +101,7 @@ def check_product(driver: Driver, blob: bytes, p: Product, rows: int) -> dict[st
 def time_product(driver: Driver, blob: bytes, p: Product, rows: int, flush: int) -> dict[str, Any]:
     """Cold weights: a graph of launches on copies of the weights, the cache flushed before each replay."""
     copies = max(1, min(8, int(400e6 // p.weight_bytes)))
-    sets = [p.arguments(driver, rows, real=False) for _ in range(copies)]
+    sets = [p.arguments(driver, rows) for _ in range(copies)]
     variant = variant_for(p.kernel, rows)
 
     def work() -> None:
@@ -145,9 +145,10 @@ def main(bundle: str, out: str, seconds: str = "200") -> None:
         made = products(found["wide"], table)
         for p in made:
             attempt("products", p.symbol, lambda p=p: check_product(driver, blob, p, 7))
-        for p in made:
-            for n in p.sizes:
-                attempt("times", f"{p.symbol} {n}", lambda p=p, n=n: time_product(driver, blob, p, n, flush))
+        for n in SIZES:
+            for p in made:
+                if n in p.sizes:
+                    attempt("times", f"{p.symbol} {n}", lambda p=p, n=n: time_product(driver, blob, p, n, flush))
     finally:
         Path(out).write_text(json.dumps(result, indent=1), encoding="utf-8")
         report(result)

@@ -22,7 +22,7 @@ class Driver:
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
         self.stream = ctypes.c_void_p()
-        self("cuStreamCreate", ctypes.byref(self.stream), 1)
+        self("cuStreamCreate", ctypes.byref(self.stream), 0)  # it waits for copies and fills of the null stream
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, name: str, *arguments: Any) -> None:
