@@ -78,10 +78,13 @@ def test_the_scenario_passes_every_point() -> None:
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 def test_after_every_prefix_of_the_write_log_nothing_wrong_is_served(folder: Path, power: bool) -> None:
-    """A slice of all prefixes; tests/store/enumerate_faults.py does them all."""
+    """A slice of all prefixes, and all where something is renamed or given up; enumerate_faults.py does them all."""
     ops, root = undisturbed()
-    for count in range(7 if power else 3, len(ops) + 1, 9):
-        check_prefix(ops[:count], root, folder / str(count), seed=count if power else None)
+    slice_of_all = set(range(7 if power else 3, len(ops) + 1, 11))
+    given_up = {i + 1 for i, op in enumerate(ops) if op.point in (Point.SWAPPED, Point.EXPIRE, Point.UNLINK)}
+    for count in sorted(slice_of_all | given_up):
+        for seed in (count, 1000 + count, 2000 + count) if power and count in given_up else (count,):
+            check_prefix(ops[:count], root, folder / f"{count}-{seed}", seed=seed if power else None)
 
 
 def check_prefix(ops: list[Op], root: Path, target: Path, seed: int | None) -> None:
