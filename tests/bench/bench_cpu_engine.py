@@ -128,8 +128,7 @@ class Bench:
         self.tables = [np.arange(i * per, (i + 1) * per, dtype=np.int32) for i in range(slots)]
         self.rng = np.random.default_rng(1)
         self.history = [self.rng.integers(3, 200, length) for _ in range(slots)]
-        native = self.running
-        self.native = getattr(native, "engine", native)
+        self.native = self.running
         self.pinned = [(n, k) for n, k in self.native.interface.pins if n.startswith("experts.")]
 
     def pins(self, rows: int, experts: int) -> dict[str, NDArray[np.int32]]:
@@ -196,6 +195,7 @@ class Run:
         engine, work = self.engine("engine", 4096)
         bench = Bench(engine, self.checkpoint, SLOTS, context + 4 * (steps + 8), self.given.threads)
         bench.fill_caches(work)
+        bench.step([(0, 0, STEP_ROWS)])  # touches every expert: pages are mapped when they are first read
         experts, k = self.config["n_routed_experts"], self.config["num_experts_per_tok"]
         at = context
         for size in (1, 2, 4, 8):
@@ -252,6 +252,7 @@ class Run:
         engine, work = self.engine("engine_long", longest + 256)
         bench = Bench(engine, self.checkpoint, 1, longest + 128, self.given.threads)
         bench.fill_caches(work)
+        bench.step([(0, 0, STEP_ROWS)])
         pins = bench.pins(1, self.config["n_routed_experts"])
         base: dict[str, float] = {}
         for context in (1024, 16384, 65536):
