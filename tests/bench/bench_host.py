@@ -31,7 +31,8 @@ from null_executor import NullEngine, NullExecutor, null_plan
 
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.sampling_params import SamplingParams
-from deepinfer.runtime.server.engine_loop import EngineLoop, _Open
+from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.engine_loop import EngineLoop
 
 STEP_SECONDS = 4e-3
 ARRIVALS = 16.0
@@ -98,11 +99,11 @@ def host(loop: str, sequences: int, steps: int, drafts: int, server: bool) -> di
     def arrive(tokens: int) -> None:
         nonlocal count
         prompt = prompts[count % len(prompts)]
-        p = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=tokens)
-        request = core.make(str(count), prompt, p)
-        core.add(request)
+        how: wire.Sampling = {"temperature": 1.0, "top_p": 0.95, "max_tokens": tokens}
         if server:
-            process._open[count] = _Open(request)
+            process._submit(wire.Submit(count, prompt=wire.pack_ids(prompt), sampling=how))
+        else:
+            core.add(core.make(str(count), prompt, SamplingParams(**how)))
         count += 1
     for i in range(sequences):
         arrive(1 + answer * (i + 1) // sequences)
