@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,6 +63,25 @@ def test_scheduled_drafts_change_no_bit(expected: list[Any], loop: str) -> None:
     with start(loop=loop, schedule_drafts=True, prefix_cache=False) as llm:
         assert isinstance(llm.core.policy, ScheduledDrafts)
         assert told(llm, prompts(), [params(i) for i in range(8)]) == expected
+
+
+def test_forms_hold_on_the_compiled_engine_with_any_drafts_in_either_loop() -> None:
+    """The model's tokenizer has 336 tokens; its weights are random, so that nothing of the form comes by itself."""
+    forms: list[dict[str, Any]] = [{"regex": "[a-z]{4}-[0-9]{2}"}, {"choice": ["left", "right"]},
+                                   {"json": {"type": "object", "required": ["a"], "additionalProperties": False,
+                                             "properties": {"a": {"enum": [1, 22, 333]}}}}]
+    each = [SamplingParams(temperature=(0, 1)[i % 2], seed=i, max_tokens=40, structured_outputs=forms[i % 3])
+            for i in range(6)]
+    found = []
+    for options in ({"loop": "plain", "num_speculative_tokens": 0}, {"loop": "plain"}, {"loop": "overlapped"}):
+        with start(**options) as llm:
+            outputs = llm.generate(prompts()[:6], each, progress=False)
+            assert all(o.outputs[0].finish_reason == "stop" for o in outputs)
+            found.append([(o.text, o.token_ids) for o in outputs])
+    assert found[0] == found[1] == found[2]
+    texts = [text for text, _ in found[0]]
+    assert all(re.fullmatch("[a-z]{4}-[0-9]{2}", text) for text in texts[::3])
+    assert set(texts[1::3]) <= {"left", "right"} and all(json.loads(t)["a"] in (1, 22, 333) for t in texts[2::3])
 
 
 @pytest.mark.parametrize("spill", [0, 1 << 30])
