@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from deepinfer.runtime.store.files import Files, read_bytes
 from deepinfer.runtime.store.health import READING, Health
-from deepinfer.runtime.store.index import Index, hints_of
+from deepinfer.runtime.store.index import TOUCHED, Index, hints_of
 from deepinfer.runtime.store.layout import LOG_ENTRY_BYTES, PAGE, Layout
 from deepinfer.runtime.store.log import DAMAGED, ENTRY, PUT, Entries, entries_of, put_entry, read_entries, standing
 from deepinfer.runtime.store.metrics import StoreMetrics
@@ -366,5 +366,5 @@ class Catalog:
                 self.index.replace(key, hint, None)
             elif entry["used"] > hint["used"]:
                 self.index.replace(key, hint, hints_of([key], hint["number"], hint["slot"], hint["head"], entry["used"],
-                                                       hint["flags"]))
+                                                       hint["flags"] | TOUCHED))
 

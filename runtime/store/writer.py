@@ -31,7 +31,7 @@ class OpenSegment:
 
     def __init__(self, segment: Segment, block: Superblock, fd: int, log_fd: int) -> None:
         self.segment, self.block, self.fd, self.log_fd = segment, block, fd, log_fd
-        self.opened = self.synced = time.monotonic()
+        self.synced = time.monotonic()
         self.lock = threading.Lock()
         self.next_slot = self.logged = self.in_flight = 0
         self.unsynced = 0
@@ -178,7 +178,7 @@ class Writers:
         """Seal full segments and those that were open for long enough; ``everything``: all, for the end."""
         with self._lock:
             for cls, s in list(self.current.items()):
-                old = time.monotonic() - s.opened > self.settings.retention[cls] / _SPANS
+                old = self.catalog.guard.now() - s.block.created > self.settings.retention[cls] / _SPANS
                 if everything or s.full or old:
                     self.sealing.append(self.current.pop(cls))
             ready = [s for s in self.sealing if not s.in_flight]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from deepinfer.cli import main
 from deepinfer.errors import SpecError
+from deepinfer.recipe.fields import Field
 from deepinfer.runtime.server.engine_process import EngineSettings, store_settings
-from deepinfer.runtime.server.extensions import set_cache_class
+from deepinfer.runtime.server.extensions import Caller, cache_extensions
 
 
 @pytest.mark.parametrize(("tools", "header", "cls"), [(False, None, "chat"), (True, None, "agent"),
                                                       (True, "chat", "chat"), (False, "agent", "agent"),
                                                       (True, "a week", "agent"), (False, "", "chat")])
 def test_tools_make_a_request_an_agents_and_the_header_overrides(tools: bool, header: str | None, cls: str) -> None:
-    sampling: dict[str, Any] = {"cache_class": "agent"} if tools else {}
-    set_cache_class(sampling, header)
-    assert sampling["cache_class"] == cls
+    body = Field({"tools": [{"type": "function"}]} if tools else {})
+    assert cache_extensions(body, Caller(None, header), shared=True)["cache_class"] == cls
 
 
 def test_settings_reach_the_store(tmp_path: Path) -> None:
