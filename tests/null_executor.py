@@ -126,3 +126,21 @@ class NullExecutor:
         out.drafted[:k] = self.drafts[slots]
         out.confidence[:k] = self.accept
         return self.cost(int(decode.sum()) + int(out.verified[:k].sum()), step.ids)
+
+
+class VirtualClock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class VirtualExecutor(NullExecutor):
+    """On a clock on which only steps take time."""
+
+    def sleep(self, seconds: float) -> None:
+        assert isinstance(self.now, VirtualClock)
+        self.now.time += max(0.0, seconds)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from null_executor import NullEngine, NullExecutor, null_plan
+from null_executor import NullEngine, NullExecutor, VirtualClock, VirtualExecutor, null_plan
 
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.sampling_params import SamplingParams
@@ -36,22 +36,6 @@ from deepinfer.runtime.server.engine_loop import EngineLoop
 
 STEP_SECONDS = 4e-3
 ARRIVALS = 16.0
-
-
-class Clock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-class VirtualExecutor(NullExecutor):
-    def sleep(self, seconds: float) -> None:
-        assert isinstance(self.now, Clock)
-        self.now.time += max(0.0, seconds)
 
 
 def make(lag: int, sequences: int, drafts: int, executor: type[NullExecutor] = NullExecutor, **how: Any) -> EngineCore:
@@ -145,7 +129,7 @@ def long_prefill(loop: str, tokens: int = 1_000_000, others: int = 32) -> dict[s
     gaps: dict[bool, NDArray[np.float64]] = {}
     longest = 0.0
     for beside in (False, True):
-        clock = Clock()
+        clock = VirtualClock()
         lag = int(loop == "overlapped")
         core = make(lag, others + 1, 0, VirtualExecutor, now=clock, stretch=2.0, blocks=others * 200 + 8192,
                     cost=lambda decoding, prompt: STEP_SECONDS + 1e-6 * prompt)

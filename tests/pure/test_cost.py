@@ -1,73 +1,62 @@
-"""Costs of launches against counts made by hand, and what the report does with them."""
+"""The chunk budget: what a long prompt does to those who decode, on an engine whose steps take a made-up time."""
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+from null_executor import NullEngine, VirtualClock, VirtualExecutor, null_plan
 
-from deepinfer.backends.base import Roof
-from deepinfer.codegen.plan.cost import LaunchCost, StepShape
-from deepinfer.codegen.report.charts import Point, duration, links, roofline, size
+from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.sampling_params import SamplingParams
 
-
-def test_rows_of_an_axis_follow_from_the_step() -> None:
-    shape = StepShape(sequences=3, rows=8, context=100, kept=5, wanted=2)
-    assert [shape.on(a) for a in ("T", "T_kept", "T_wanted", "S", "T/4")] == [24, 15, 6, 3, 6]
-    assert shape.seen(2) == pytest.approx((100 + 4.5) / 2)
+Cost = Callable[[int, int], float]
 
 
-def test_dense_weights_count_once_and_rows_each() -> None:
-    cost = LaunchCost("T", weights=1000, row_bytes=10, row_macs=7)
-    assert cost.bytes(StepShape(2, 3, 0, 3)) == 1000 + 6 * 10
-    assert cost.macs(StepShape(2, 3, 0, 3)) == 6 * 7
-    assert cost.bytes(StepShape(2, 0, 0, 0)) == 0
+def gaps(cost: Cost, lag: int, stretch: float | None, prompt: int = 200_000) -> tuple[list[float], int]:
+    """Seconds of each step with prompt rows of a long prompt beside 32 that decode, and how many there were."""
+    clock, plan = VirtualClock(), null_plan(seqs=33, lag=lag)
+    core = EngineCore(plan, NullEngine(), slots=33, blocks=10_000, lag=lag, now=clock, stretch=stretch,
+                      executor=VirtualExecutor(plan, cost, now=clock))
+    p = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True)
+    for i in range(32):
+        core.add(core.make(str(i), [3 + i] * 20, p))
+    for _ in range(20):
+        core.step()
+    long = core.make("long", np.full(prompt, 7).tolist(), SamplingParams(temperature=0, max_tokens=1))
+    core.add(long)
+    seen = [clock.time]
+    while not long.finished:
+        core.step()
+        seen.append(clock.time)
+    found = np.diff(seen)
+    return found[found > 0].tolist(), len(seen)
 
 
-def test_experts_count_as_many_as_rows_are_expected_to_pick() -> None:
-    cost = LaunchCost("T", experts=(8, 100, 2))
-    assert cost.bytes(StepShape(1, 1, 0, 1)) == pytest.approx(200)
-    assert cost.bytes(StepShape(2, 1, 0, 1)) == pytest.approx(100 * 8 * (1 - 0.75**2))
-    assert cost.bytes(StepShape(1, 10_000, 0, 1)) == pytest.approx(800)
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("cost", [
+    lambda decoding, prompt: 4e-3 + 1e-6 * prompt,
+    lambda decoding, prompt: 4e-3 + (2e-3 if prompt else 0) + 1e-6 * prompt,  # a step with prompt rows has a price
+    lambda decoding, prompt: 4e-3 + 2e-3 * -(-prompt // 1024),  # in stairs
+    lambda decoding, prompt: 20e-3 + 1e-5 * prompt])
+def test_a_long_prompt_stretches_the_steps_of_others_to_twice_their_time_at_most(cost: Cost, lag: int) -> None:
+    found, _ = gaps(cost, lag, 2.0)
+    alone = cost(32, 0)
+    assert np.percentile(found, 99) <= 2 * alone * (1 + 1e-9)  # times are sums of many floats
+    assert np.median(found) >= 1.45 * alone  # and the prompt gets its part of the engine
 
 
-def test_a_window_is_read_as_far_as_it_reaches_and_entries_as_far_as_there_are() -> None:
-    window = LaunchCost("T", windows=((128, 10),), key_macs=3)
-    assert window.bytes(StepShape(1, 1, 1000, 1)) == 129 * 10
-    assert window.bytes(StepShape(1, 1, 7, 1)) == 8 * 10
-    assert window.macs(StepShape(1, 1, 1000, 1)) == 128 * 3
-    picks = LaunchCost("T", picks=((64, 2, 5),))
-    assert picks.bytes(StepShape(4, 1, 10_000, 1)) == 4 * 64 * 5
-    assert picks.bytes(StepShape(4, 1, 19, 1)) == 4 * 10 * 5
-    scan = LaunchCost("T", scans=((4, 6, 2, 0),))
-    assert scan.bytes(StepShape(2, 1, 399, 1)) == 2 * 100 * 6
-    assert scan.macs(StepShape(2, 1, 399, 1)) == 2 * 100 * 2
-    few = LaunchCost("T", scans=((4, 6, 2, 10),))
-    assert few.bytes(StepShape(2, 1, 399, 1)) == 2 * 10 * 6
+def test_without_a_bound_chunks_are_as_long_as_the_engine_allows() -> None:
+    found, steps = gaps(lambda decoding, prompt: 4e-3 + 1e-6 * prompt, 0, None)
+    assert max(found) > 2.9 * 4e-3 and steps < 30
 
 
-def test_costs_survive_the_file() -> None:
-    cost = LaunchCost("T", 3, (8, 100, 2), 5, 7, ((128, 10),), ((4, 6, 2, 0),), ((64, 2, 5),), 9)
-    assert LaunchCost.from_dict(json.loads(json.dumps(cost.as_dict()))) == cost
+def test_chunks_follow_a_cost_that_grows_with_the_context() -> None:
+    read = [0]
 
-
-def test_a_link_never_shares_a_lane_with_one_that_it_overlaps() -> None:
-    text = links(6, [(0, 3), (1, 2), (2, 5), (3, 4)], {0})
-    spans = [(int(a), int(b), x) for x, a, b in re.findall(r'H([\d]+)Q.*?data-a="(\d+)" data-b="(\d+)"', text)]
-    assert len(spans) == 4
-    for a, b, x in spans:
-        assert not [s for s in spans if s != (a, b, x) and s[2] == x and a < s[1] and s[0] < b]
-
-
-def test_points_lie_on_the_roof_until_they_are_measured() -> None:
-    roof = Roof("a machine", 100.0, 1000.0, "made up")
-    low = roofline(roof, [Point("k", "gemm", 1.0, None, 1.0)])
-    half = roofline(roof, [Point("k", "gemm", 1.0, 50.0, 1.0)])
-    assert "50% of the roof" in half and "of the roof" not in low
-    assert low != half
-
-
-def test_figures_are_short() -> None:
-    assert [size(x) for x in (5, 1536, 13.19e9)] == ["5 B", "1.54 kB", "13.2 GB"]
-    assert [duration(x) for x in (None, 0.0, 3e-7, 0.00125)] == ["-", "0", "300 ns", "1.25 ms"]
+    def cost(decoding: int, prompt: int) -> float:
+        read[0] += prompt
+        return 4e-3 + prompt * (1e-6 + 4e-11 * read[0])
+    found, _ = gaps(cost, 1, 2.0)
+    assert np.percentile(found, 99) <= 8e-3
