@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -57,9 +56,9 @@ class Pool:
 
     def check(self, held: Iterable[int] = ()) -> None:
         """The books against the holders' own lists; InternalError when they differ (run when the engine is idle)."""
-        counts = Counter(held)
-        wrong = [u for u in range(self.size) if self._holders[u] != counts[u]]
-        free = {u for u in range(self.size) if not self._holders[u]}
-        if wrong or free != set(self._free) or len(self._free) != len(free):
+        counts = np.bincount(np.fromiter(held, np.int64), minlength=self.size)
+        wrong = np.flatnonzero(self._holders != counts).tolist()
+        free = np.flatnonzero(self._holders == 0)
+        if wrong or not np.array_equal(np.sort(np.array(self._free, np.int64)), free):
             raise InternalError(f"the books of the {self.what}s are wrong: {len(wrong)} counted differently, first "
                                 f"{wrong[:5]}, {len(self._free)} on the free list and {len(free)} without a holder")
