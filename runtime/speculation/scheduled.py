@@ -24,8 +24,10 @@ from deepinfer.runtime.speculation.cost import CostCurve
 from deepinfer.runtime.speculation.interface import Counts, Observed, Slots
 
 _POOL = 1024  # confidences that an estimate is made of, at least as many as one block of each sequence has
+_SAMPLE = 3.0  # sequences whose blocks say as much as the long record
 _HISTORY = 16  # blocks of a sequence that are remembered
 _FADE = 0.98  # of what is known, at each step, in the calibration
+_USUAL = 0.75  # of drafts that stay if those before them do, as long as nothing is known
 _PRIOR = 20.0  # judged drafts that the calibration starts with
 _TRUST = (0.05, 3.0)  # bounds of the calibration
 _WEIGHT = 0.1  # of the newest value in a running mean
@@ -58,8 +60,9 @@ class ScheduledDrafts:
         self.awake, self.advantage = 0, 0.0  # steps since all could draft; running mean of the speed-up
         self.speed = self.row = self.block = 0.0  # tokens a second; seconds of a verified draft and of a block
         self.judged = np.full(m, _PRIOR)
-        self.kept = _PRIOR * 0.6 ** np.arange(1, m + 1)  # accepted drafts by position
+        self.kept = _PRIOR * _USUAL ** np.arange(1, m + 1)  # accepted drafts by position
         self.hoped = self.kept.copy()  # what confidences said of the judged ones
+        self.stated, self.told = np.zeros(m), 0  # running mean of what confidences said of all drafts; blocks in it
         self.now = 0  # steps planned
         self._asked: Slots = np.zeros(0, np.int64)
         self._sizes = np.arange(slots * m + 1)
@@ -123,7 +126,7 @@ class ScheduledDrafts:
     def _hoped(self, slots: Slots, most: Counts) -> NDArray[np.float64]:
         """a_rj of blocks like those to be verified, the most probable first: the older blocks of each sequence, as
         many as make a fair sample; where nothing is known, what drafts of that position were worth so far."""
-        usual = self.kept / self.judged
+        usual = np.where(self.told > 0, np.minimum(1.0, self.stated * self._trust), self.kept / self.judged)
         places = self._sample(slots)
         count = places.shape[1]
         found = self.reach[slots[:, None], places % _HISTORY]
@@ -131,7 +134,13 @@ class ScheduledDrafts:
         worth = np.where(known, np.minimum(1.0, found * self._trust), usual)
         worth[np.arange(self.m) >= most[:, None, None] + np.zeros((1, count, 1))] = 0.0
         ordered = np.sort(worth, axis=None)[::-1]
-        return ordered if count == 1 else ordered.reshape(-1, count).mean(axis=1)
+        if count == 1:
+            return ordered
+        # few sequences are a small sample: what they say counts less
+        plain = np.sort(np.where(np.arange(self.m) < most[:, None], usual, 0.0), axis=None)[::-1]
+        known_part = len(slots) / (len(slots) + _SAMPLE)
+        out: NDArray[np.float64] = known_part * ordered.reshape(-1, count).mean(axis=1) + (1 - known_part) * plain
+        return out
 
     def _sample(self, slots: Slots) -> NDArray[np.int64]:
         """[k, count]: the blocks that the budget may depend on. The newest is none of them: it may be the one to be
@@ -151,6 +160,10 @@ class ScheduledDrafts:
         looked = places < verified[:, None]
         last = self.reach[slots, (self.blocks[slots] - 1) % _HISTORY]
         said = np.where(np.isnan(last), self.kept / self.judged, np.minimum(last, 1.0))
+        told = ~np.isnan(last[:, 0]) & self.ready[slots]
+        if told.any():
+            self.told += 1
+            self.stated += max(1 - _FADE, 1 / self.told) * (last[told].mean(axis=0) - self.stated)
         at = looked.any(axis=0)
         weight = (1 - _FADE) * _PRIOR / max(1, len(slots))
         for total, values in ((self.hoped, np.where(looked, said, 0.0)), (self.judged, looked),

@@ -1,7 +1,7 @@
 """What scheduled verification brings against fixed numbers of drafts.
 
     python tests/bench/bench_speculation.py [--steps 1500] [--json FILE]            simulated steps
-    python tests/bench/bench_speculation.py --loop overlapped [--tokens 100]        the real loop on virtual time
+    python tests/bench/bench_speculation.py --loop overlapped [--tokens 400]        the real loop on virtual time
     python tests/bench/bench_speculation.py --tiny [--record]                       assets/tiny, compiled, on this CPU
 
 The first two take acceptance from a scripted drafter (profiles chat, code, hopeless, and a mix of the three) and times
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500, help="of a simulation with 256 sequences; more with fewer")
     parser.add_argument("--loop", choices=("plain", "overlapped"), help="the real loop instead of the simulator")
-    parser.add_argument("--tokens", type=int, default=100, help="of an answer outside of the simulator")
+    parser.add_argument("--tokens", type=int, default=400, help="of an answer outside of the simulator")
     parser.add_argument("--tiny", action="store_true", help="the demonstration model on this machine")
     parser.add_argument("--record", action="store_true", help="store the curve of --tiny")
     parser.add_argument("--json", type=Path, help="where to write the rows")
