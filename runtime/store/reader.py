@@ -26,7 +26,7 @@ class Read:
     """One record to be read and proved.
 
     Args:
-        hint: where the index says it lies.
+        hint: what the index says of it; ``at``: the slot where it says it lies.
         ended: called once with how it ended, its header, and (when OK) its bytes, valid during the call.
         wanted_still: whether anybody waits for it.
         slot: memory of the caller to read into; None: the backend's own.
@@ -34,6 +34,7 @@ class Read:
 
     segment: Segment
     hint: np.void
+    at: int
     wanted: Wanted
     ended: Ended
     wanted_still: Callable[[], bool]
@@ -68,7 +69,7 @@ def runs_of(reads: Sequence[Read], most: int) -> list[Run]:
 
 
 def _neighbours(a: Read, b: Read) -> bool:
-    return (a.segment is b.segment and int(a.hint["slot"]) + 1 == int(b.hint["slot"])
+    return (a.segment is b.segment and a.at + 1 == b.at
             and (a.slot is None) == (b.slot is None))
 
 
@@ -95,7 +96,7 @@ class Reader:
             self.health.failed(READING, failure)
             self._end_all(run, Status.IO_ERROR)
             return None
-        return run.fd, run.block.offset(int(run.reads[0].hint["slot"]))
+        return run.fd, run.block.offset(run.reads[0].at)
 
     def finish(self, run: Run, views: Sequence[memoryview], got: int) -> None:
         """The bytes are there: ``got`` of them, or a negative errno. ``views``: one [stride] a read."""
@@ -146,7 +147,7 @@ class Reader:
     def _end_one(self, read: Read, view: memoryview, block: Superblock, whole: bool) -> None:
         status, head = Status.DAMAGED, None
         if whole:
-            status, head = prove(block.layout, view, block.uuid, int(read.hint["slot"]), read.wanted)
+            status, head = prove(block.layout, view, block.uuid, read.at, read.wanted)
         if status is Status.DAMAGED:
             self._damaged(read)
         elif status is Status.MISS and head is not None and head.key != read.wanted.key:

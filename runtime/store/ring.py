@@ -66,7 +66,7 @@ class Ring:
                                    next_step="poll for results before more reads are prepared")
             number, self._count = self._count, self._count + 1
             self._under_way[number] = tag
-        self._prepared.append(Read(locator.segment, locator.hint, locator.wanted,
+        self._prepared.append(Read(locator.segment, locator.hint, int(locator.hint["slot"]), locator.wanted,
                                    lambda status, head, record: self._ended(number, status, head, record),
                                    lambda: number in self._under_way, self._arena.view(slot)))
 

@@ -110,18 +110,21 @@ class Store:
         names, ticket, raw = _split(keys), Ticket(len(keys)), id_bytes(ids)
         views = self._checked(len(names), len(raw), into)
         hints = self.index.leading(names) if self.health.works(READING) else np.zeros(0, dtype=HINT)
-        reads, width = [], self.layout.ids_bytes
-        for i, name in enumerate(names):
-            hint = hints[i] if i < len(hints) else None
-            segment = None if hint is None else self.catalog.by_number.get(int(hint["number"]))
-            if hint is None or segment is None:
+        reads, width, now = [], self.layout.ids_bytes, self.guard.now()
+        for i, (number, at, flags) in enumerate(hints[["number", "slot", "flags"]].tolist()):
+            segment = self.catalog.by_number.get(number)
+            if segment is None:
                 self._end_fetch(ticket, i, Status.MISS)
-            elif segment.name.hour <= self.guard.hour:
+            elif segment.name.hour * HOUR <= now:
                 self._end_fetch(ticket, i, Status.EXPIRED)
             else:
-                wanted = Wanted(name, raw[i * width : (i + 1) * width], NO_EXTRA if extra is None else extra[i], exact)
-                reads.append(Read(segment, hint, wanted, self._ender(ticket, i, views[i], segment, hint),
+                touch = not flags & TOUCHED and self._ends_soon(segment, now)
+                wanted = Wanted(names[i], raw[i * width : (i + 1) * width], NO_EXTRA if extra is None else extra[i],
+                                exact)
+                reads.append(Read(segment, hints[i], at, wanted, self._ender(ticket, i, views[i], hints[i], touch),
                                   partial(_pending, ticket, i)))
+        for i in range(len(hints), len(names)):
+            self._end_fetch(ticket, i, Status.MISS)
         self.mover.submit(runs_of(reads, self._run_length(len(reads))))
         return ticket
 
@@ -202,13 +205,11 @@ class Store:
         """Long runs save calls, and all threads should have some."""
         return max(1, min(self.mover.run_length, reads // self.settings.threads))
 
-    def _ender(self, ticket: Ticket, i: int, into: list[memoryview], segment: Segment, hint: np.void) -> Ended:
-        late = not hint["flags"] & TOUCHED and self._ends_soon(segment)
-
+    def _ender(self, ticket: Ticket, i: int, into: list[memoryview], hint: np.void, touch: bool) -> Ended:
         def ended(status: Status, head: Head | None, record: memoryview | None) -> None:
             copy = None if record is None else lambda: scatter(self.layout, record, into)
             self._end_fetch(ticket, i, status, Flags.NONE if head is None else head.flags, copy)
-            if late and status is Status.OK and head is not None:
+            if touch and status is Status.OK and head is not None:
                 self._touch(hint, head)
         return ended
 
@@ -219,9 +220,8 @@ class Store:
             if ticket.done:
                 self._metrics.fetch_seconds.observe(time.monotonic() - ticket.begun)
 
-    def _ends_soon(self, segment: Segment) -> bool:
-        keep = self.settings.retention.get(segment.cls, 0)
-        return segment.name.hour * HOUR - self.guard.now() <= LAST_PART * keep
+    def _ends_soon(self, segment: Segment, now: float) -> bool:
+        return segment.name.hour * HOUR - now <= LAST_PART * self.settings.retention.get(segment.cls, 0)
 
     def _touch(self, hint: np.void, head: Head) -> None:
         """A use late in a record's life is noted: such records are carried on, and go last."""
