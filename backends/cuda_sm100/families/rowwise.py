@@ -25,7 +25,7 @@ def emit(spec: KernelSpec) -> CudaSource:
     _print(spec, ops, axes, parts)
     axes = axes.again()
     signature, body = _print(spec, ops, axes, parts)
-    stage = Stage(spec.symbol, Grid(times=parts), _warps(ops, parts), hot=True, otherwise=(8, 32))
+    stage = Stage(spec.symbol, Grid(times=parts), _warps(ops, parts), otherwise=(8, 32))
     return render(spec, signature, [Variant(0, (stage,))], parts=parts, axes=axes.lines, body=body)
 
 
