@@ -65,7 +65,7 @@ class ScheduledDrafts:
         self.stated, self.told = np.zeros(m), 0  # running mean of what confidences said of all drafts; blocks in it
         self.now = 0  # steps planned
         self._asked: Slots = np.zeros(0, np.int64)
-        self._sizes = np.arange(slots * m + 1)
+        self._seconds = curve.step(np.arange(slots * (m + 1) + 1))  # of a step, by its rows
         self._last = 1
 
     # ---- DraftPolicy ------------------------------------------------------------------------------------------------
@@ -100,7 +100,9 @@ class ScheduledDrafts:
         count = int(drafting.sum())
         hoped = self._hoped(slots[drafting], most[drafting])[:room]
         tokens = len(slots) + np.concatenate(((0.0,), np.cumsum(hoped)))
-        steps = self.curve.step(other_rows + self._sizes[: len(tokens)])
+        steps = self._seconds[other_rows:other_rows + len(tokens)]
+        if len(steps) < len(tokens):  # prompt rows beside
+            steps = self.curve.step(other_rows + np.arange(len(tokens)))
         blocks = self.curve.draft(count)
         speeds = tokens / (steps + blocks)
         best = int(np.argmax(speeds))
