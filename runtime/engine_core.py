@@ -253,10 +253,12 @@ class EngineCore:
             yield
 
     def settle(self) -> None:
-        """When no request is left: wait for a step that was planned before that was known, and free what it held."""
+        """When no request is left: wait for a step that was planned before that was known, free what it held, and
+        check the books. InternalError when they are wrong."""
         with self.lock:
             if not self.requests and not self._closed:
                 self._land()
+                self.memory.check()
 
     def _land(self) -> None:
         while self.loop.flights:
@@ -283,8 +285,6 @@ class EngineCore:
     def _take(self, news: News) -> None:
         if news.touched:
             self._deliver(news.touched)
-        if self.scheduler.idle and not self.loop.flights:
-            self.memory.check()
 
     def _deliver(self, touched: Iterable[Request]) -> None:
         """Put results where their readers fetch them, and forget requests that ended."""

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from witness import Reference, witness_plan
 
+from deepinfer.errors import InternalError
 from deepinfer.runtime.engine_core import EngineCore, TextSide
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.plan import EnginePlan
@@ -419,3 +420,16 @@ def test_blocks_that_preempted_sequences_pin_never_keep_the_first_in_turn_out(sp
     for r in (*low, high):
         assert r.outputs[0].token_ids == alone(r.prompt_ids, r.params, ends=())
     assert c.residence.spill_left == spill and not c.memory.spilled
+
+
+@pytest.mark.parametrize("lag", LOOPS)
+def test_an_idle_engine_checks_its_books(lag: int) -> None:
+    c = core(lag, 0)
+    c.add(c.make("r", prompt(1, 20), SamplingParams(temperature=0, max_tokens=4)))
+    while c.requests:
+        c.step()
+    c.settle()
+    assert not c.loop.flights and c.memory.blocks.free == c.memory.blocks.size
+    c.memory.blocks.take()
+    with pytest.raises(InternalError, match="the books of the blocks are wrong"):
+        c.settle()
