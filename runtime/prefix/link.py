@@ -192,9 +192,10 @@ class TierLink:
                 time.sleep(_MOMENT)
 
     def _stored(self, x: Storing) -> bool:
-        if x.ticket.done:
+        done = x.ticket.done  # asked once: it may end at any moment
+        if done:
             self.tree.pool.give_back(x.block)
-        return x.ticket.done
+        return done
 
     # ---- books ------------------------------------------------------------------------------------------------------
     def held(self) -> Iterable[int]:
