@@ -61,6 +61,31 @@ DI_INLINE __m512i di_scaled(__m512i words, int32_t exponents) {
     return _mm512_mask_add_epi16(words, nonzero, words, _mm512_set1_epi32(exponents));
 }
 
+// Words of the 16 codes of 4 bits for each scale that is an E4M3 code; all products fit.
+struct DiScaledE2m1 {
+    uint16_t words[256][16];
+    constexpr DiScaledE2m1() : words() {
+        constexpr float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+        for (int s = 0; s < 256; ++s) {
+            const int m = s & 127, exponent = m < 8 ? 1 : m >> 3;
+            float scale = (float)(m < 8 ? m : 8 + (m & 7)) * 0.001953125f;  // 2^-9
+            for (int i = 1; i < exponent; ++i) scale *= 2.0f;
+            for (int c = 0; c < 16; ++c) {
+                const unsigned word = __builtin_bit_cast(uint32_t, values[c & 7] * scale) >> 16;
+                words[s][c] = (uint16_t)(m == 127 ? 0x7fc0u : word | ((unsigned)(s >> 7) ^ (unsigned)(c >> 3)) << 15);
+            }
+        }
+    }
+};
+alignas(64) static constexpr DiScaledE2m1 di_scaled_e2m1{};
+
+// Two codes of 4 bits from each of 16 bytes, the even element in the low half.
+DI_INLINE __m512i di_nibbles(const uint8_t* codes) {
+    const __m512i d = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));
+    // (d | d << 12) & 0x000f000f
+    return _mm512_ternarylogic_epi32(d, _mm512_slli_epi32(d, 12), _mm512_set1_epi32(0x000f000f), 0xa8);
+}
+
 // Two times 16 values that bf16 holds.
 DI_INLINE __m512i di_both_words(const float* x) {
     return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
@@ -80,12 +105,24 @@ DI_INLINE void di_decode(const uint8_t* codes, const uint8_t* scales, int n, uin
             _mm512_storeu_si512(out + i, di_scaled(a, di_exponents(s)));
             _mm512_storeu_si512(out + i + 32, di_scaled(b, di_exponents(t)));
         }
-    } else if constexpr (F::BITS == 4 && G % 16 == 0) {
+    } else if constexpr (F::BITS == 4 && F::SCALE_E4M3 && G % 16 == 0) {
+        const __m512i upper = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
         for (; i + 32 <= n; i += 32) {
-            float x[32];
-            di_e2m1_16(codes + i / 2, F::scale_value(scales[i / G]), x);
-            di_e2m1_16(codes + i / 2 + 8, F::scale_value(scales[(i + 16) / G]), x + 16);
-            _mm512_storeu_si512(out + i, di_both_words(x));
+            const uint16_t* const low = di_scaled_e2m1.words[scales[i / G]];
+            const uint16_t* const high = di_scaled_e2m1.words[scales[(i + 16) / G]];
+            __m512i table = _mm512_zextsi256_si512(_mm256_load_si256((const __m256i*)low));
+            table = _mm512_inserti64x4(table, _mm256_load_si256((const __m256i*)high), 1);
+            const __m512i at = _mm512_or_si512(di_nibbles(codes + i / 2), upper);
+            _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(at, table));
+        }
+    } else if constexpr (F::BITS == 4 && !F::SCALE_E4M3 && G % 32 == 0) {
+        const __m256i one = _mm256_load_si256((const __m256i*)di_scaled_e2m1.words[0x38]);  // the code of 1
+        const __m512i table = _mm512_broadcast_i64x4(one);
+        for (; i + 32 <= n; i += 32) {
+            const uint8_t s = scales[i / G];
+            if ((uint8_t)(s - 2) > 250) break;
+            const __m512i words = _mm512_permutexvar_epi16(di_nibbles(codes + i / 2), table);
+            _mm512_storeu_si512(out + i, di_scaled(words, di_exponents(s)));
         }
     }
     for (; i < n; i += G) {

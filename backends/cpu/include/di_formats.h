@@ -102,7 +102,7 @@ DI_INLINE float di_group_maximum(const float* x, int n, float floor) {
 
 // ---- groups: one scale and n codes of 8 bits each --------------------------------------------------------------------------
 struct DiMxfp8 {
-    enum { BITS = 8 };
+    enum { BITS = 8, SCALE_E4M3 = 0 };
     DI_INLINE uint8_t scale(const float* x, int n) {
         return di_power2_above(di_group_maximum(x, n, 1e-4f) * (1.0f / 448.0f));
     }
@@ -112,7 +112,7 @@ struct DiMxfp8 {
 };
 
 struct DiMxfp4 {
-    enum { BITS = 4 };
+    enum { BITS = 4, SCALE_E4M3 = 0 };
     DI_INLINE uint8_t scale(const float* x, int n) {
         return di_power2_above(di_group_maximum(x, n, 0x6p-126f) * (1.0f / 6.0f));
     }
@@ -122,7 +122,7 @@ struct DiMxfp4 {
 };
 
 struct DiFp4E4m3 {
-    enum { BITS = 4 };
+    enum { BITS = 4, SCALE_E4M3 = 1 };
     DI_INLINE uint8_t scale(const float* x, int n) { return di_to_e4m3(di_group_maximum(x, n, 0x6p-9f) / 6.0f); }
     DI_INLINE float scale_value(uint8_t s) { return di_e4m3(s); }
     DI_INLINE uint8_t code(float x) { return di_to_e2m1(x); }

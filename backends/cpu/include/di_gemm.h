@@ -79,8 +79,70 @@ struct DiWeightHadamard {
 
 // ---- any instruction set: weights decoded to f32 in strips ---------------------------------------------------------------
 enum { DI_GEMM_ROWS = 64, DI_GEMM_COLUMNS = 4 };
+#if defined(__AVX2__) && !defined(__AVX512F__)
+enum { DI_STRIP_ROWS = 2 };
+#else
+enum { DI_STRIP_ROWS = 4 };
+#endif
 
 // acc[i][j] += x_i . w_j over n elements of a strip, for I rows and J columns. TAIL: n may be no multiple of the lanes.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+DI_INLINE DiV8 di_load8(const float* p) {
+    DiV8 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+DI_INLINE DiV8 di_load8(const uint16_t* p) {
+    typedef uint16_t DiH8 __attribute__((vector_size(16)));
+    typedef uint32_t DiU8 __attribute__((vector_size(32)));
+    DiH8 h;
+    memcpy(&h, p, sizeof h);
+    return di_bits<DiV8>(__builtin_convertvector(h, DiU8) << 16);
+}
+
+template <class T>
+DI_INLINE DiV8 di_load8_some(const T* p, int n) {
+    T t[8] = {};
+    memcpy(t, p, (size_t)n * sizeof *p);
+    return di_load8(t);
+}
+
+// Half of the lanes after the other: the compiler keeps no vector of 64 bytes in registers of 32.
+template <int I, int J, bool TAIL, class X>
+DI_INLINE void di_gemm_strip(const float* w, const X* const* x, int k, int n, DiV (*acc)[DI_GEMM_COLUMNS]) {
+    for (int half = 0; half < DI_LANES; half += 8) {
+        DiV8 a[I][J];
+        for (int i = 0; i < I; ++i) {
+            for (int j = 0; j < J; ++j) a[i][j] = di_load8((const float*)&acc[i][j] + half);
+        }
+        int t = half;
+        for (; t - half + DI_LANES <= n; t += DI_LANES) {
+            DiV8 b[J];
+            for (int j = 0; j < J; ++j) b[j] = di_load8(w + j * DI_STRIP + t);
+            for (int i = 0; i < I; ++i) {
+                const DiV8 v = di_load8(x[i] + k + t);
+                for (int j = 0; j < J; ++j) a[i][j] = __builtin_ia32_vfmaddps256(v, b[j], a[i][j]);
+            }
+        }
+        if (TAIL && t < n) {
+            const int some = n - t < 8 ? n - t : 8;
+            for (int i = 0; i < I; ++i) {
+                const DiV8 v = di_load8_some(x[i] + k + t, some);
+                for (int j = 0; j < J; ++j) {
+                    a[i][j] = __builtin_ia32_vfmaddps256(v, di_load8_some(w + j * DI_STRIP + t, some), a[i][j]);
+                }
+            }
+        }
+        for (int i = 0; i < I; ++i) {
+            for (int j = 0; j < J; ++j) memcpy((float*)&acc[i][j] + half, &a[i][j], sizeof a[i][j]);
+        }
+    }
+}
+
+#else
+
 template <int I, int J, bool TAIL, class X>
 DI_INLINE void di_gemm_strip(const float* w, const X* const* x, int k, int n, DiV (*acc)[DI_GEMM_COLUMNS]) {
     DiV a[I][J];
@@ -107,6 +169,8 @@ DI_INLINE void di_gemm_strip(const float* w, const X* const* x, int k, int n, Di
     }
 }
 
+#endif
+
 // J columns from n0 of m <= DI_GEMM_ROWS rows into out[i * ld + j]. A decoded strip of the weights serves all rows.
 template <int K, int J, class W, class X>
 static void di_gemm_decoded(const W& w, int64_t n0, const X* const* x, int m, float* out, int ld) {
@@ -119,7 +183,9 @@ static void di_gemm_decoded(const W& w, int64_t n0, const X* const* x, int m, fl
         const int n = K - k < DI_STRIP ? K - k : DI_STRIP;
         for (int j = 0; j < J; ++j) w.decode(n0 + j, k, n, strip + j * DI_STRIP);
         int i = 0;
-        for (; i + 4 <= m; i += 4) di_gemm_strip<4, J, K % DI_LANES != 0>(strip, x + i, k, n, acc + i);
+        for (; i + DI_STRIP_ROWS <= m; i += DI_STRIP_ROWS) {
+            di_gemm_strip<DI_STRIP_ROWS, J, K % DI_LANES != 0>(strip, x + i, k, n, acc + i);
+        }
         for (; i < m; ++i) di_gemm_strip<1, J, K % DI_LANES != 0>(strip, x + i, k, n, acc + i);
     }
     for (int i = 0; i < m; ++i) {
