@@ -67,6 +67,7 @@ class Turn:
     holding: Holding | None = None
     prompt_row: NDArray[np.float32] | None = None
     cached: int = 0
+    output: Any = field(default_factory=lambda: SimpleNamespace(index=0))
 
     def known_ids(self) -> NDArray[np.int64]:
         return np.array([*self.prompt, *self.tokens], dtype=np.int64)
@@ -92,7 +93,7 @@ class PrefixLoop:
         """Admit a request; NoRoom when there are too few blocks."""
         params = SimpleNamespace(replay=replay, cache_salt=salt)
         request = SimpleNamespace(params=params, prompt_logprobs=[None] if logprobs else None, sequences=[],
-                                  prompt_ids=list(prompt))
+                                  prompt_ids=list(prompt), order=0, to_fork=0)
         turn = Turn(request, Clock(self.plan), list(prompt))
         request.sequences.append(turn)
         hit = self.cache.lookup(turn)

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.runtime import events
 from deepinfer.runtime.clock import STEP, Clock, Replayed
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.chain import BlockChain
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from deepinfer.runtime.sequence import Sequence
     from deepinfer.runtime.store.tier import Tier
 
+_WORTH, _USELESS = 2, 100  # windows of a found prefix that might have helped; requests in a row that it did not help
 _ENDS = 2  # block edges behind each other whose windows are kept at the end of a chain
 
 
@@ -96,6 +98,7 @@ class MemoryCache:
         self.window_link = None if window_tier is None else WindowLink(plan, window_tier, self.windows)
         self._progress: dict[Sequence, Progress] = {}
         self._chains: WeakKeyDictionary[Sequence, BlockChain] = WeakKeyDictionary()
+        self._useless: set[tuple[int, int]] = set()  # order and answer of requests
 
     def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
         """See ``PrefixCache``."""
@@ -134,10 +137,22 @@ class MemoryCache:
                 return PENDING
         edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
         road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)
+        self._watch(s, len(nodes), road)
         if road is None:
             return MISS
         kept = tuple(nodes[: road.floor // self.plan.block_tokens])
         return Hit(road.floor, tuple(node.block for node in kept), Found(kept, road))
+
+    def _watch(self, s: Sequence, blocks: int, road: Road | None) -> None:
+        """A cache that never helps says so: its blocks are there, and no request can begin behind them."""
+        if road is not None:
+            self._useless.clear()
+        elif len(self._useless) < _USELESS and blocks * self.plan.block_tokens >= _WORTH * self.plan.window:
+            self._useless.add((s.request.order, s.output.index))
+            if len(self._useless) == _USELESS:
+                events.warn("prefix_cache_unused", requests=_USELESS, blocks=blocks, replay=s.request.params.replay,
+                            exact_keep=self.plan.exact_keep, windows=self.windows.held, reason="as many rows would run "
+                            "as without it; bounded replay, longer prompts or more prefix_snapshots change that")
 
     def _short(self, s: Sequence) -> bool:
         """Whether a sequence has too few blocks, were all to be given up that only the cache holds."""

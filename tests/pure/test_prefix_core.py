@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,3 +143,13 @@ def test_a_prompt_that_ends_in_no_numbers_ends_no_other_request(lag: int) -> Non
     c.engine.broken_ids = {60}  # type: ignore[attr-defined]
     bad, good = answered(c, [([*range(1, 20), 60], params("off", 5)), ([*range(1, 30)], params("off", 5))])
     assert bad.outputs[0].finish_reason == "error" and good.outputs[0].finish_reason == "length"
+
+
+def test_a_cache_that_never_helps_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    plan = plan_for(window=16, block=16, max_len=60)
+    c = core(replace(plan, exact_keep=60), snapshots=0)  # an exact row hangs on more rows than there are
+    for i in range(120):
+        answered(c, [([*ids(1, 58), i % 60], params("exact", 1))])
+    assert c.metrics.prefix_hits.value == 0
+    warned = [r.getMessage() for r in caplog.records if "prefix_cache_unused" in r.getMessage()]
+    assert len(warned) == 1 and "exact_keep=60" in warned[0]
