@@ -128,7 +128,7 @@ plans = st.builds(small_plan, window=st.sampled_from((8, 32)), block=st.sampled_
                   ratio=st.sampled_from((1, 2, 4)), drafts=st.sampled_from((0, 1, 5)), lag=st.sampled_from((0, 1)))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(plans, st.integers(0, 10**6), st.integers(0, 12), st.sampled_from((0, 1, 3, 20)))
 def test_answers_are_those_of_their_replay_logs(plan: EnginePlan, seed: int, more: int, snapshots: int) -> None:
     Traffic(plan, seed, plan.blocks_per_sequence + more, snapshots).run(40)
@@ -153,7 +153,7 @@ def test_hits_at_every_edge_answer_as_their_logs_say(window: int, block: int, re
     option: Any = window if replay == "window" else replay
     whole = ids(window + block, 310)
     for hit in sorted({block, 2 * block, max(block, window // block * block), (window + block) // block * block}):
-        for suffix in (1, 2, window - 1, window, window + 1, block, block + 1, 129):
+        for suffix in (1, window - 1, window, window + 1, block + 1, 129):
             for snapshots in (0, 8):
                 loop = PrefixLoop(plan, 60, snapshots)
                 loop.answer(whole[:hit], 1, "exact", chunk=23)
@@ -441,7 +441,7 @@ MUTANTS: dict[str, Patch] = {
 }
 
 
-def traffic_for_mutants(seeds: int = 24) -> None:
+def traffic_for_mutants(seeds: int = 16) -> None:
     for seed in range(seeds):
         plan = small_plan(window=8, block=(8, 16)[seed % 2], ratio=2, drafts=(0, 5)[seed // 2 % 2], max_len=140)
         Traffic(plan, seed, plan.blocks_per_sequence + (4, 50)[seed % 2], (0, 4, 0, 20)[seed // 2 % 4]).run(40)
