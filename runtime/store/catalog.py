@@ -20,7 +20,7 @@ from deepinfer.runtime.store.index import TOUCHED, Index, hints_of
 from deepinfer.runtime.store.layout import LOG_ENTRY_BYTES, PAGE, Layout
 from deepinfer.runtime.store.log import DAMAGED, ENTRY, PUT, Entries, entries_of, put_entry, read_entries, standing
 from deepinfer.runtime.store.metrics import StoreMetrics
-from deepinfer.runtime.store.record import read_head
+from deepinfer.runtime.store.record import Head, read_head, whole
 from deepinfer.runtime.store.segment import (
     OPEN,
     SEALED,
@@ -348,13 +348,31 @@ class Catalog:
             self.files.close(fd)
 
     def _scan(self, fd: int, block: Superblock) -> Entries:
+        """Every record that proves itself, without being told where one is."""
         rows = []
         for slot in range(block.capacity):
-            page = read_bytes(self.files, fd, block.offset(slot), PAGE)
-            head = read_head(block.layout, memoryview(page), block.uuid, slot) if len(page) == PAGE else None
+            head = self._proved(fd, block, slot)
             if head is not None:
                 rows.append(put_entry(head.key, head.parent, slot, head.flags, head.sum, head.written))
         return entries_of(rows)
+
+    def _proved(self, fd: int, block: Superblock, slot: int) -> Head | None:
+        record = memoryview(read_bytes(self.files, fd, block.offset(slot), block.layout.stride))
+        if len(record) < block.layout.stride:
+            return None
+        head = read_head(block.layout, record, block.uuid, slot)
+        return head if head is not None and whole(block.layout, record, block.uuid, slot) else None
+
+    def whole_ones(self, segment: Segment, block: Superblock, entries: Entries) -> Entries:
+        """Those of a log's puts whose record proves itself: after a power cut a log may know more than the disk."""
+        fd = self.files.open(segment.path)
+        try:
+            heads = [self._proved(fd, block, int(slot)) for slot in entries["slot"]]
+        finally:
+            self.files.close(fd)
+        right = [h is not None and h.sum == int(e["head"]) for h, e in zip(heads, entries, strict=True)]
+        kept: Entries = entries[right]
+        return kept
 
     def _mark(self, entries: Entries) -> None:
         for entry in entries:

@@ -123,9 +123,11 @@ class Upkeep:
         self.seal_orphan(segment)
 
     def seal_orphan(self, segment: Segment) -> None:
-        """Seal a segment that was adopted, from its log or its headers."""
+        """Seal a segment that was adopted, with the records that its log or headers name and that prove themselves."""
         block = segment.block or self.catalog.superblock(segment)
-        entries = None if block is None else self.catalog.sealed_puts(segment, block)
+        entries = None
+        if block is not None:
+            entries = self.catalog.whole_ones(segment, block, self.catalog.sealed_puts(segment, block))
         if block is None or entries is None or not len(entries):
             self.remove(segment, "orphan without records")
             return
