@@ -107,12 +107,30 @@ class BlockTree:
         """Give up ``need`` blocks that nobody else holds, ends of chains first, or as many as there are."""
         before = self.pool.free
         for leaves in (True, False):
-            for node in list(self._order):
-                if self.pool.free - before >= need:
+            while (left := need - (self.pool.free - before)) > 0:
+                victims = self._oldest(left, leaves)
+                if not victims:
                     break
-                if node.alive and not self.pool.shared(node.block) and not (leaves and node.children):
-                    self.remove(node)
+                for node in victims:
+                    if node.alive:
+                        self.remove(node)
         return self.pool.free - before
+
+    def _oldest(self, count: int, leaves: bool) -> list[Node]:
+        """Up to ``count`` blocks that may go. Blocks that somebody holds count as used now: no call meets them again
+        before it has seen all others."""
+        found: list[Node] = []
+        in_use: list[Node] = []
+        for node in self._order:
+            if self.pool.shared(node.block):
+                in_use.append(node)
+            elif not (leaves and node.children):
+                found.append(node)
+                if len(found) == count:
+                    break
+        for node in in_use:
+            self._order.move_to_end(node)
+        return found
 
     def held(self) -> Iterable[int]:
         return [node.block for node in self._nodes.values()]
