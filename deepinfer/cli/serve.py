@@ -16,6 +16,7 @@ from deepinfer.cli.subject import Subject, resolve_subject
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 
 KEY_VARIABLE = "DEEPINFER_API_KEY"
+_ENGINE_OPTIONS = ("prefix_cache", "prefix_snapshots", "num_speculative_tokens", "schedule_drafts", "decode_stretch")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -40,6 +41,10 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               help="Cache blocks. Default: enough for all requests, or half of the free memory.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of a CPU engine. Default: all processors.")
 @click.option("--seed", type=int, help="Of requests that bring none. Default: from the system.")
+@click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True,
+              help="Keep what was computed for later requests that begin with the same tokens.")
+@click.option("--prefix-snapshots", type=click.IntRange(min=0), metavar="N", help="Window snapshots kept for that. "
+              "Default: four for each sequence, but no more than a tenth of the free memory.")
 @click.option("--prefix-store", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Keep cache blocks there, for this and other servers; may lie on a shared mount.")
 @click.option("--store-quota", metavar="SIZE", help="Most bytes of the store, as 500GiB. Default: 64GiB.")
@@ -47,6 +52,14 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               "agent=3d,chat=7d. Requests with tools are of the class agent; the header x-cache-class overrides that.")
 @click.option("--store-backend", type=click.Choice(["auto", "threads", "io_uring", "usrbio"]),
               help="What moves its bytes; where it does not work, threads do. Default: auto.")
+@click.option("--num-speculative-tokens", type=click.IntRange(min=0), metavar="N",
+              help="Drafts verified in a step at most. Default: all that the engine drafts; 0: none.")
+@click.option("--schedule-drafts/--no-schedule-drafts", default=True, show_default=True,
+              help="Verify only as many as pay, by costs measured at the first start; else always all.")
+@click.option("--decode-stretch", type=click.FloatRange(min=1, min_open=True), default=2.0, show_default=True,
+              help="A step that reads prompts lasts at most so many times as long as one that only decodes.")
+@click.option("--allow-priority/--no-allow-priority", default=False, show_default=True,
+              help="Take the field `priority` of requests; without it such a request is refused.")
 @click.option("--max-queue", type=click.IntRange(min=0), default=256, show_default=True, metavar="N",
               help="Requests that wait beside the running ones; further ones get 429.")
 @click.option("--max-body", type=click.IntRange(min=1024), default=48 << 20, show_default=True, metavar="BYTES",
@@ -112,11 +125,12 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         names=options["served_model_name"] or (found.name,), keys=keys, max_model_len=options["max_model_len"],
         max_queue=options["max_queue"], max_body=options["max_body"], keep_alive=options["keep_alive"],
         stream_buffer=options["stream_buffer"], tokenizer=options["tokenizer"], dialect=options["dialect"],
-        default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"])
+        default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"],
+        priorities=options["allow_priority"])
     engine = server.engine_process.EngineSettings(
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
-        **_store(options), log_json=as_json,
+        **_store(options), **{name: options[name] for name in _ENGINE_OPTIONS}, log_json=as_json,
         records=str(cache_root() / "self-check") if options["self_check"] else None,
         log_level=options["log_level"], compile=_compilation(server, found),
         profile_steps=options["profile"], profile=str(Path(f"deepinfer-profile-{os.getpid()}.json").absolute()))

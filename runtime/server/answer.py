@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from deepinfer.recipe import AnswerIdentity, ConvertedRequest, Event, RecipeTokenizer, StreamProcessor
+from deepinfer.runtime.outputs import Debug
 from deepinfer.runtime.server.wire import Update
 
 
@@ -16,8 +18,8 @@ class Answer(Protocol):
     def is_over(self) -> bool:
         """Nothing more will be shown, so the engine may stop."""
 
-    def begin(self) -> list[Event]:
-        """The events before the first text."""
+    def begin(self, cached_tokens: int) -> list[Event]:
+        """The events before the first text. ``cached_tokens``: of the prompt, those that the prefix cache had."""
 
     def push(self, update: Update) -> list[Event]:
         """The events of an update; after its last one the answer is over."""
@@ -34,31 +36,49 @@ class ConversationAnswer:
 
     def __init__(self, request: ConvertedRequest, identity: AnswerIdentity, tokenizer: RecipeTokenizer, *,
                  prompt_tokens: int, fingerprint: str, repair: bool) -> None:
+        self._api = request.api
         self._processor = StreamProcessor(request, identity, tokenizer=tokenizer, repair=repair)
         self._prompt_tokens, self._fingerprint = prompt_tokens, fingerprint
         self.done_line = self._processor.done_line
         self._over = False
+        self._debug: Debug | None = None
 
     def is_over(self) -> bool:
         return self._over
 
-    def begin(self) -> list[Event]:
-        return self._processor.ready(self._prompt_tokens, 0, self._fingerprint)
+    def begin(self, cached_tokens: int) -> list[Event]:
+        return self._processor.ready(self._prompt_tokens, cached_tokens, self._fingerprint)
 
     def push(self, update: Update) -> list[Event]:
+        self._debug = update.debug
         logprobs = [(x.value, x.top) for x in update.logprobs or ()]
         events = self._processor.tokens(update.tokens, logprobs)
         if self._processor.stopped_early:
             self._over = True
-            return events + self._processor.finish()
-        if update.finish is not None:
+            events += self._processor.finish()
+        elif update.finish is not None:
             self._over = True
-            events += self._processor.finish(update.finish)
+            events += self._processor.finish(finish_of(update))
+        if self._over and self._debug is not None:
+            self._closing(events)["debug"] = asdict(self._debug)
         return events
+
+    def _closing(self, events: list[Event]) -> dict[str, Any]:
+        """What stands for the whole answer in its last events."""
+        if self._api == "messages":
+            return events[-2].data  # message_delta; the last one only says that it was
+        found: dict[str, Any] = events[-1].data["response"] if self._api == "responses" else events[-1].data
+        return found
 
     def fail(self, message: str, *, overloaded: bool) -> list[Event]:
         self._over = True
         return self._processor.fail(message, overloaded=overloaded)
 
     def body(self) -> dict[str, Any]:
-        return self._processor.body()
+        found = self._processor.body()
+        return found if self._debug is None else {**found, "debug": asdict(self._debug)}
+
+
+def finish_of(update: Update) -> str:
+    """Why an answer ended, in a word that the APIs have: a deadline is a limit like that of the length."""
+    return "length" if update.finish == "deadline" else update.finish or ""

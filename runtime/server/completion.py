@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepinfer.recipe import Event, RecipeTokenizer, StreamDecoder
 from deepinfer.recipe.fields import Field
 from deepinfer.recipe.sampling import MOST_TOP_LOGPROBS, check_sampling, check_stop
 from deepinfer.runtime.detokenizer import StopTexts
+from deepinfer.runtime.outputs import Debug
+from deepinfer.runtime.server.answer import finish_of
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.vocabulary import Vocabulary
 from deepinfer.runtime.server.wire import Sampling, TokenLogprob, Update
@@ -42,10 +44,6 @@ def read_completion(root: Field, vocabulary: Vocabulary, max_model_len: int) -> 
     model = root.required("model").text()
     suffix = root.text_at("suffix")
     ids, text = _prompt(root.required("prompt"), suffix, vocabulary)
-    for name in ("n", "best_of"):
-        if (root.integer_at(name, 32) or 1) != 1:
-            raise HttpFailure(400, f"{name} is not supported: one answer a request is built.",
-                              code="unsupported_field", param=name)
     temperature, top_p = root.number_at("temperature"), root.number_at("top_p")
     check_sampling(temperature, top_p)
     logprobs = root.integer_at("logprobs", 8)
@@ -53,8 +51,8 @@ def read_completion(root: Field, vocabulary: Vocabulary, max_model_len: int) -> 
         raise HttpFailure(400, f"Invalid logprobs value, the valid range of logprobs is [0, {MOST_TOP_LOGPROBS}].",
                           param="logprobs")
     echo = root.flag_at("echo") or False
-    if echo and suffix is not None:
-        raise HttpFailure(400, "echo and suffix exclude each other.", param="echo")
+    if echo and (suffix is not None or (root.integer_at("n", 32) or 1) > 1):
+        raise HttpFailure(400, f"echo and {'n > 1' if suffix is None else 'suffix'} exclude each other.", param="echo")
     asked = root.integer_at("max_tokens", 32)
     most = DEFAULT_LENGTH if asked is None else asked
     if len(ids) + most > max_model_len:
@@ -117,8 +115,10 @@ class CompletionAnswer:
     done_line: str | None = "[DONE]"
 
     def __init__(self, request: CompletionRequest, answer_id: str, tokenizer: RecipeTokenizer | None,
-                 fingerprint: str) -> None:
+                 fingerprint: str, index: int = 0) -> None:
         self._over = False
+        self._index, self._cached = index, 0
+        self._debug: Debug | None = None
         self._request, self._id, self._fingerprint = request, answer_id, fingerprint
         self._tokenizer = tokenizer
         self._decoder = StreamDecoder(tokenizer) if tokenizer is not None else None
@@ -135,12 +135,13 @@ class CompletionAnswer:
     def is_over(self) -> bool:
         return self._over
 
-    def begin(self) -> list[Event]:
+    def begin(self, cached_tokens: int) -> list[Event]:
+        self._cached = cached_tokens
         return [self._chunk(self._prefix)] if self._prefix and self._request.logprobs is None else []
 
     def push(self, update: Update) -> list[Event]:
         request, first = self._request, not self._tokens
-        text = ""
+        text, self._debug = "", update.debug
         if update.prompt_logprobs is not None:
             self._logprobs.add(request.ids, update.prompt_logprobs)
             text = self._prefix
@@ -153,7 +154,7 @@ class CompletionAnswer:
         if request.no_tokens:
             return self._end("length", text) if first else []
         if update.finish is not None:
-            return self._end(update.finish, text)
+            return self._end(finish_of(update), text)
         text += self._new_text()
         return [self._chunk(text)] if text or update.tokens else []
 
@@ -176,10 +177,10 @@ class CompletionAnswer:
     def body(self) -> dict[str, Any]:
         if self._failure is not None:
             return self._failure
-        choice = {"index": 0, "text": self._prefix + self._stops.text[: self._stops.shown],
+        choice = {"index": self._index, "text": self._prefix + self._stops.text[: self._stops.shown],
                   "logprobs": self._logprobs.shown(0) if self._request.logprobs is not None else None,
                   "finish_reason": self._finish}
-        return {**self._frame(), "choices": [choice], "usage": self._usage()}
+        return {**self._frame(), "choices": [choice], "usage": self._usage(), **self._shown_debug()}
 
     def _new_text(self) -> str:
         new = self._stops.text[self._shown : self._stops.shown]
@@ -195,14 +196,19 @@ class CompletionAnswer:
         if self._request.logprobs is not None:
             logprobs = self._logprobs.shown(self._sent_logprobs)
             self._sent_logprobs = len(self._logprobs.tokens)
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        usage: dict[str, Any] = {"usage": None} if self._request.include_usage else {}
-        return Event(None, {**self._frame(), "choices": [choice], **usage})
+        choice = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        more: dict[str, Any] = {"usage": None} if self._request.include_usage else {}
+        if finish is not None:
+            more |= self._shown_debug()
+        return Event(None, {**self._frame(), "choices": [choice], **more})
+
+    def _shown_debug(self) -> dict[str, Any]:
+        return {} if self._debug is None else {"debug": asdict(self._debug)}
 
     def _usage(self) -> dict[str, Any]:
         prompt = len(self._request.ids)
         return {"prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens,
-                "prompt_tokens_details": {"cached_tokens": 0}}
+                "prompt_tokens_details": {"cached_tokens": self._cached}}
 
 
 class _Logprobs:

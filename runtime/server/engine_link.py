@@ -181,7 +181,7 @@ class EngineLink:
             for update in message.updates:
                 ticket = self._tickets.get(update.id)
                 if ticket is not None:
-                    if update.finish is not None:
+                    if update.last:
                         del self._tickets[update.id]
                     ticket.push(update)
                     self._on_update(ticket, update)
@@ -211,8 +211,9 @@ class EngineLink:
         """Requests that the engine has not finished."""
         return len(self._tickets)
 
-    def submit(self, prompt_ids: Sequence[int], sampling: wire.Sampling) -> Ticket:
-        """Hand a request to the engine.
+    def submit(self, prompt_ids: Sequence[int], sampling: wire.Sampling, priority: int = 0,
+               debug: bool = False) -> Ticket:
+        """Hand a request to the engine; see `wire.Submit`.
 
         Raises:
             EngineGone: there is no engine that could take it.
@@ -222,7 +223,7 @@ class EngineLink:
         key = next(self._keys)
         ticket = Ticket(key, len(prompt_ids), self._most_waiting, self._abort)
         self._tickets[key] = ticket
-        self._send(wire.Submit(key, wire.pack_ids(prompt_ids), sampling))
+        self._send(wire.Submit(key, wire.pack_ids(prompt_ids), sampling, priority, debug))
         return ticket
 
     def _abort(self, key: int) -> None:

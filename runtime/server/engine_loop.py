@@ -7,12 +7,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from deepinfer.errors import RequestError
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Counter, Gauge, Histogram, Metrics
-from deepinfer.runtime.outputs import RequestMetrics, TokenLogprobs
+from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, TokenLogprobs
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.server import wire
@@ -38,7 +39,7 @@ class EngineLoop:
         self._open: dict[int, _Open] = {}
         self._compiling: dict[int, _Compiling] = {}
         self._stopping = False
-        self._reported = 0.0
+        self._reported, self._reported_free = 0.0, 0
 
     def run(self) -> None:
         """Serve until the front end says stop. An engine that fails raises; nothing is served after that."""
@@ -49,6 +50,7 @@ class EngineLoop:
                     self._take_messages(0)
             else:
                 self._take_messages(_COMPILE_WAIT_MS if self._compiling else _IDLE_WAIT_MS)
+                self._settle_books()
             self._take_compiled()
             if self._open:
                 self._step()
@@ -95,13 +97,13 @@ class EngineLoop:
                 self._refuse(key, error)
 
     def _start(self, message: wire.Submit, params: SamplingParams) -> None:
-        request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params)
+        request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params, priority=message.priority)
         self.core.add(request)
-        self._open[message.id] = _Open(request)
+        self._open[message.id] = _Open(request, message.debug)
         self.trace.request(message.id, begins=True, prompt_tokens=len(request.prompt_ids))
 
     def _refuse(self, key: int, error: RequestError) -> None:
-        self._send([wire.Update(key, [], finish="refused", error=str(error))])
+        self._send([wire.Update(key, [], finish="refused", error=str(error), last=True)])
 
     # ---- steps --------------------------------------------------------------------------------------------------
     def _step(self) -> None:
@@ -119,23 +121,36 @@ class EngineLoop:
             self._report()
 
     def _flush(self) -> None:
-        updates = [u for key, entry in self._open.items() if (u := entry.update(key)) is not None]
+        updates = [u for key, entry in self._open.items() for u in entry.updates(key)]
+        if len(self._open) == sum(u.last for u in updates):
+            self._report()  # who reads the metrics after the last answer finds it there
         if updates:
             self._send(updates)
         for u in updates:
-            if u.finish is not None:
+            if u.last:
                 del self._open[u.id]
                 self.trace.request(u.id, begins=False, finish=u.finish)
 
     def _send(self, updates: list[wire.Update]) -> None:
         self.socket.send(wire.encode(wire.Step(updates)))
 
+    def _settle_books(self) -> None:
+        """Let go of blocks that a store has taken meanwhile."""
+        if not self._open and self._free() != self._reported_free:
+            self._report()
+
+    def _free(self) -> int:
+        """Blocks that a request could have."""
+        with self.core.lock:
+            self.core.prefix.evict(0)
+            return self.core.memory.blocks.free + self.core.prefix.evictable
+
     def _report(self) -> None:
-        self._reported = time.monotonic()
+        self._reported, self._reported_free = time.monotonic(), self._free()
         self.core.gauges()
-        scheduler, memory = self.core.scheduler, self.core.memory
+        scheduler = self.core.scheduler
         self.socket.send(wire.encode(wire.Snapshot(
-            snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), memory.blocks.free)))
+            snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), self._reported_free)))
 
 
 @dataclass(frozen=True)
@@ -148,18 +163,31 @@ class _Compiling:
 
 
 class _Open:
-    """A request that is being answered and how much of its answer was sent."""
+    """A request that is being answered and how much of each answer was sent."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.sent = 0
+    def __init__(self, request: Request, debug: bool) -> None:
+        self.request, self._debug = request, debug
+        self._sent = [0] * len(request.outputs)
+        self._going_on = list(range(len(request.outputs)))
 
-    def update(self, key: int) -> wire.Update | None:
-        r, out = self.request, self.request.outputs[0]
-        first, self.sent = self.sent, len(out.token_ids)
-        if self.sent == first and out.finish_reason is None:
-            return None
-        tokens = out.token_ids[first:]
+    def updates(self, key: int) -> list[wire.Update]:
+        """News since the last call."""
+        r, found, ended = self.request, [], False
+        for index in self._going_on:
+            out, first = r.outputs[index], self._sent[index]
+            count = len(out.token_ids)
+            if count > first or out.finish_reason is not None:
+                found.append(self._update(key, out, first))
+                self._sent[index] = count
+                ended |= out.finish_reason is not None
+        if ended:
+            self._going_on = [i for i in self._going_on if r.outputs[i].finish_reason is None]
+            if not self._going_on:
+                found[-1] = msgspec.structs.replace(found[-1], last=True, times=_times(r.metrics))
+        return found
+
+    def _update(self, key: int, out: CompletionOutput, first: int) -> wire.Update:
+        r, tokens = self.request, out.token_ids[first:]
         if out.finish_reason == "stop" and tokens and tokens[-1] in r.ends:
             tokens.pop()
         logprobs = prompt = None
@@ -168,8 +196,10 @@ class _Open:
         if first == 0 and r.prompt_logprobs is not None:
             prompt = [x if x is None else _logprob(x, r.prompt_ids[i], r.params.prompt_logprobs)
                       for i, x in enumerate(r.prompt_logprobs)]
-        times = _times(r.metrics) if out.finish_reason is not None else None
-        return wire.Update(key, tokens, logprobs, prompt, out.finish_reason, out.error, times=times)
+        sequence = r.sequences[out.index] if out.index < len(r.sequences) else None
+        return wire.Update(key, tokens, logprobs, prompt, out.finish_reason, out.error, index=out.index,
+                           cached=r.sequences[0].hit if r.sequences else 0,
+                           debug=sequence.debug() if self._debug and sequence is not None else None)
 
 
 def _logprob(found: TokenLogprobs, token: int, count: int | None) -> wire.TokenLogprob:

@@ -61,6 +61,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     threads: int | None = None
     seed: int | None = None
+    prefix_cache: bool = True
+    prefix_snapshots: int | None = None
+    num_speculative_tokens: int | None = None
+    schedule_drafts: bool = True
+    decode_stretch: float | None = 2.0
     prefix_store: str | None = None
     store_quota: int | None = None
     store_retention: dict[str, int] | None = None
@@ -83,7 +88,10 @@ def build(settings: EngineSettings) -> LLM:
         CachedEngine(settings.compile.model, settings.compile.target, settings.compile.options).make()
     return LLM(settings.engine, settings.checkpoint, max_num_seqs=settings.max_num_seqs,
                num_blocks=settings.num_blocks, threads=settings.threads, seed=settings.seed,
-               prefix_store=store_settings(settings), progress=not settings.log_json)
+               prefix_cache=settings.prefix_cache, prefix_snapshots=settings.prefix_snapshots,
+               prefix_store=store_settings(settings), num_speculative_tokens=settings.num_speculative_tokens,
+               schedule_drafts=settings.schedule_drafts, decode_stretch=settings.decode_stretch,
+               progress=not settings.log_json)
 
 
 def store_settings(settings: EngineSettings) -> StoreSettings | None:

@@ -39,8 +39,7 @@ class EngineResponse(Response):
         self._ticket, self._answer, self._stream = ticket, answer, stream
         self._path, self._request_id, self._keep_alive, self._on_cut = path, request_id, keep_alive, on_cut
         self._notes = notes
-        self._begun = False
-        self._first = b""
+        self._begun = self._started = False  # the status is sent; the answer's first events are made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer_to(scope, receive, send))
@@ -59,7 +58,7 @@ class EngineResponse(Response):
                     task.cancel()
             results = await asyncio.gather(work, gone, slow, return_exceptions=True)
             ticket = self._ticket
-            self._notes.update(tokens=ticket.tokens, finish=ticket.finish)
+            self._notes.update(tokens=ticket.tokens, cached_tokens=ticket.cached, finish=ticket.finish)
             if ticket.first is not None:
                 self._notes["first_token_seconds"] = round(ticket.first - ticket.started, 4)
         if isinstance(results[0], Exception) and not isinstance(results[0], SlowReader | OSError):
@@ -73,7 +72,8 @@ class EngineResponse(Response):
                 # the status can still tell
                 await error_response(self._path, failure, self._request_id)(scope, receive, send)
             elif self._stream:
-                shown = self._answer.fail(failure.message, overloaded=failure.status == 503)
+                shown = [] if self._started else self._answer.begin(0)
+                shown += self._answer.fail(failure.message, overloaded=failure.status == 503)
                 await _chunk(send, _wire(shown))
                 await _chunk(send, self._last_line(), more=False)
             else:
@@ -82,10 +82,12 @@ class EngineResponse(Response):
 
     async def _run(self, send: Send) -> None:
         answer = self._answer
-        self._first = _wire(answer.begin())
         while not answer.is_over():
             shown: list[Event] = []
             for update in await self._news(send):
+                if not self._started:
+                    self._started = True
+                    shown += answer.begin(update.cached)
                 shown += answer.push(update)
                 if answer.is_over():
                     break
@@ -114,7 +116,7 @@ class EngineResponse(Response):
             await _chunk(send, b": keep-alive\n\n" if self._stream else b"\n")
 
     async def _open(self, send: Send, length: int | None = None) -> None:
-        """Send the status and, in a stream, the events before the first text; ``length`` of the body, if known."""
+        """Send the status; ``length`` of the body, if known."""
         if self._begun:
             return
         self._begun = True
@@ -124,8 +126,6 @@ class EngineResponse(Response):
         if self._stream:
             headers.append((b"x-accel-buffering", b"no"))  # proxies of nginx's kind would hold events back
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if self._stream and self._first:
-            await _chunk(send, self._first)
 
     def _last_line(self) -> bytes:
         done = self._answer.done_line

@@ -54,7 +54,7 @@ class ServerMetrics:
 
     def updated(self, ticket: Ticket, update: Update) -> None:
         """Count an update of the engine."""
-        if update.finish in (None, "refused"):
+        if not update.last or update.finish == "refused":
             return
         self._prompt.observe(ticket.prompt_tokens)
         self._generated.observe(ticket.tokens)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from deepinfer.recipe import ConvertedRequest
 from deepinfer.recipe.fields import Field
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.wire import Sampling
-from deepinfer.runtime.store.settings import AGENT, class_of, default_retention
+from deepinfer.runtime.store.settings import class_of, default_retention
 
 CACHE_CLASS_HEADER = "x-cache-class"
+MOST_PRIORITY = 100
 _GRAMMAR = "send structured_outputs with json, regex, choice or grammar"
 _UNBUILT: Mapping[str, str] = {
     "guided_json": _GRAMMAR,
@@ -45,7 +47,7 @@ def refuse_unbuilt_fields(root: Field) -> None:
 def refuse_unbuilt_features(request: ConvertedRequest) -> None:
     """Refuse a request whose form is right and that needs what this server does not have."""
     for image in request.image_sources:
-        raise _unsupported(image.path.lstrip("."), "this engine reads text only")
+        raise _unsupported(image.path.lstrip("."), "images are not read, vision is not built; this engine reads text")
 
 
 def sampling_extensions(root: Field) -> Sampling:
@@ -59,16 +61,63 @@ def sampling_extensions(root: Field) -> Sampling:
             out[name] = found.number()
     if (found := root.optional("ignore_eos")) is not None:
         out["ignore_eos"] = found.boolean()
-    if (found := root.optional("cache_salt")) is not None:
-        out["cache_salt"] = found.text()
     if (found := root.optional("stop_token_ids")) is not None:
         out["stop_token_ids"] = [_whole(item) for item in found.items()]
     return out
 
 
-def set_cache_class(sampling: Sampling, header: str | None) -> None:
-    """How long a prefix store keeps what a request computes: as a header says, if it names a class, else as usual."""
-    sampling["cache_class"] = class_of(sampling.get("cache_class") == AGENT, header, default_retention())
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. ``tenant``: the name of the API key; None: there are no keys. ``cache_class``: what a header says of
+    how long to keep what the request computes."""
+
+    tenant: str | None
+    cache_class: str | None
+
+
+@dataclass(frozen=True)
+class Handling:
+    """What a request asks of scheduling and of the answer's form. ``priority``: smaller goes first."""
+
+    priority: int
+    debug: bool
+
+
+def cache_extensions(root: Field, caller: Caller, *, shared: bool) -> Sampling:
+    """How the prefix cache treats a request: retention class, tenant, replay.
+
+    A tenant shares with nobody; `cache_salt` parts its requests further. ``shared``: blocks go to a store, which keeps
+    a secret for each tenant on disk, so that clients cannot be allowed to make up names.
+    """
+    out: Sampling = {"cache_class": class_of(bool(root.value.get("tools")), caller.cache_class, default_retention())}
+    salt = root.text_at("cache_salt")
+    if salt is not None and shared:
+        raise _unsupported("cache_salt", "this server has a prefix store, where the API key alone parts tenants")
+    if salt == "":
+        raise HttpFailure(400, "cache_salt needs at least one character.", param="cache_salt")
+    if salt or caller.tenant:
+        out["cache_salt"] = f"{caller.tenant or ''}/{salt}" if salt else caller.tenant
+    if (replay := root.optional("replay")) is not None:
+        out["replay"] = replay.value if isinstance(replay.value, str) else _whole(replay)
+    return out
+
+
+def handling(root: Field, *, priorities: bool) -> Handling:
+    """`priority` and `debug`. ``priorities``: whether clients may say who goes first."""
+    found = root.optional("priority")
+    priority = 0 if found is None else _whole(found)
+    if priority and not priorities:
+        raise _unsupported("priority", "this server was started without --allow-priority")
+    if abs(priority) > MOST_PRIORITY:
+        raise HttpFailure(400, f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}; found {priority}.",
+                          param="priority")
+    return Handling(priority, root.flag_at("debug") or False)
+
+
+def deadline(root: Field) -> Sampling:
+    """Seconds after which the answer ends with what there is."""
+    found = root.number_at("deadline")
+    return {} if found is None else {"deadline": found}
 
 
 def _whole(field: Field) -> int:

@@ -24,24 +24,29 @@ _QUIET = frozenset({"/health", "/ready", "/version", "/metrics"})  # probes that
 _OPEN = _QUIET | {"/"}  # what needs no key
 
 
+def tenant_of(key: str) -> str:
+    """The name under which the prefix cache and its store know whoever has a key."""
+    return hashlib.sha256(b"deepinfer tenant\0" + key.encode()).hexdigest()[:32]
+
+
 class Keys:
     """API keys, compared in constant time by their hashes."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._digests = {tenant_of(key): hashlib.sha256(key.encode()).digest() for key in keys}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def allow(self, headers: Headers) -> bool:
-        """Whether a request shows one of the keys, as `Authorization: Bearer` or `x-api-key`."""
+    def tenant(self, headers: Headers) -> str | None:
+        """Whose key a request shows, as `Authorization: Bearer` or `x-api-key`; None: nobody's."""
         shown = headers.get("x-api-key", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             shown = token.strip()
         digest = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
-        found = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(found)
+        found = [name for name, known in self._digests.items() if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
 
 
 class Gate:
@@ -58,7 +63,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         notes: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, notes=notes)
+        tenant = self._keys.tenant(headers)
+        scope.setdefault("state", {}).update(request_id=request_id, notes=notes, tenant=tenant)
         began, status = time.monotonic(), 0
 
         async def send_marked(message: Message) -> None:
@@ -69,7 +75,7 @@ class Gate:
             await send(message)
 
         try:
-            if self._keys and path not in _OPEN and not self._keys.allow(headers):
+            if self._keys and path not in _OPEN and tenant is None:
                 self._metrics.refused("unauthorized")
                 failure = HttpFailure(401, "No valid API key was sent: use Authorization: Bearer KEY or x-api-key.",
                                       code="invalid_api_key")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +13,31 @@ from starlette.responses import JSONResponse, Response
 
 from deepinfer.recipe import AnswerIdentity, ConvertedRequest, convert_request, resolve_max_tokens
 from deepinfer.recipe.fields import Field, read_body
+from deepinfer.recipe.options import MAX_OUTPUT_TOKENS
+from deepinfer.recipe.sampling import check_length
 from deepinfer.runtime.sampling_params import SamplingParams
+from deepinfer.runtime.server import openapi
 from deepinfer.runtime.server.answer import Answer, ConversationAnswer
+from deepinfer.runtime.server.choices import ChoicesAnswer, choices_asked
 from deepinfer.runtime.server.completion import CompletionAnswer, read_completion
 from deepinfer.runtime.server.engine_response import EngineResponse
 from deepinfer.runtime.server.extensions import (
     CACHE_CLASS_HEADER,
+    Caller,
+    Handling,
+    cache_extensions,
+    deadline,
+    handling,
     plain_sampling,
     refuse_unbuilt_features,
     refuse_unbuilt_fields,
     sampling_extensions,
-    set_cache_class,
 )
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.forms import Form, asked_form, form_of, reasoning_end
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
 from deepinfer.runtime.server.wire import Sampling
-from deepinfer.runtime.store.settings import AGENT
 
 _ID_PREFIX = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_", "completion": "cmpl-"}
 
@@ -41,13 +48,16 @@ _CONVERSATIONS = {
     "/v1/messages": "messages", "/anthropic/v1/messages": "messages",
 }
 
+_BODIES = {"chat": openapi.CHAT, "responses": openapi.RESPONSES, "messages": openapi.MESSAGES}
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready for the engine. ``prompt_tokens`` are ids; ``answer`` reads what comes back."""
+    """A request that is ready for the engine. ``answer`` reads what comes back."""
 
     ids: list[int]
     sampling: Sampling
+    handling: Handling
     answer: Answer
     stream: bool
 
@@ -70,13 +80,13 @@ def generation_routes(service: Service) -> APIRouter:
     """POST routes that run the engine."""
     router = APIRouter()
 
-    async def respond(request: Request, prepare: Callable[[bytes, Vocabulary], Prepared]) -> Response:
+    async def respond(request: Request, prepare: Callable[[bytes, Vocabulary, Caller], Prepared]) -> Response:
         vocabulary = service.require_ready()
         body = await read_limited(request, service.settings.max_body)
         # converting and tokenising a long prompt takes a while; probes are answered meanwhile
-        ready = await asyncio.to_thread(prepare, body, vocabulary)
-        set_cache_class(ready.sampling, request.headers.get(CACHE_CLASS_HEADER))
-        ticket = service.submit(ready.ids, ready.sampling)
+        caller = Caller(request.state.tenant, request.headers.get(CACHE_CLASS_HEADER))
+        ready = await asyncio.to_thread(prepare, body, vocabulary, caller)
+        ticket = service.submit(ready.ids, ready.sampling, ready.handling.priority, ready.handling.debug)
         notes = request.state.notes
         notes.update(prompt_tokens=len(ready.ids), stream=ready.stream, engine_request=ticket.key)
         return EngineResponse(ticket, ready.answer, stream=ready.stream, path=request.url.path,
@@ -85,12 +95,12 @@ def generation_routes(service: Service) -> APIRouter:
 
     def conversation(api: str) -> Callable[[Request], Any]:
         async def route(request: Request) -> Response:
-            return await respond(request, lambda body, vocabulary: _conversation(service, api, body, vocabulary))
+            return await respond(request, lambda *given: _conversation(service, api, *given))
 
         return route
 
     async def completions(request: Request) -> Response:
-        return await respond(request, lambda body, vocabulary: _completion(service, body, vocabulary))
+        return await respond(request, lambda *given: _completion(service, *given))
 
     async def count_tokens(request: Request) -> Response:
         vocabulary = service.require_ready()
@@ -100,39 +110,38 @@ def generation_routes(service: Service) -> APIRouter:
         return JSONResponse({"input_tokens": len(ids)})
 
     for path, api in _CONVERSATIONS.items():
-        _post(router, path, conversation(api), ["model", "input" if api == "responses" else "messages"])
+        _post(router, path, conversation(api), _BODIES[api])
     for prefix in ("", "/anthropic"):
-        _post(router, f"{prefix}/v1/messages/count_tokens", count_tokens, ["model", "messages"])
+        _post(router, f"{prefix}/v1/messages/count_tokens", count_tokens, openapi.COUNT_TOKENS)
     for path in ("/v1/completions", "/beta/completions"):
-        _post(router, path, completions, ["model", "prompt"])
+        _post(router, path, completions, openapi.COMPLETIONS)
     return router
 
 
-def _post(router: APIRouter, path: str, route: Callable[[Request], Any], required: list[str]) -> None:
-    schema = {"type": "object", "required": required, "additionalProperties": True}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+def _post(router: APIRouter, path: str, route: Callable[[Request], Any], schema: openapi.Schema) -> None:
     router.add_api_route(path, route, methods=["POST"], response_class=Response, response_model=None,
-                         name=path, openapi_extra={"requestBody": body})
+                         name=path, openapi_extra=openapi.body_of(schema))
 
 
 def _converted(service: Service, api: str, root: Field, vocabulary: Vocabulary) -> ConvertedRequest:
     """A body in neutral form; everything that is not built is refused."""
     refuse_unbuilt_fields(root)
     body = dict(root.value)
-    if api == "chat" and "max_completion_tokens" in root and "max_tokens" not in root:
-        body["max_tokens"] = body["max_completion_tokens"]
+    if api == "chat" and (most := root.integer_at("max_completion_tokens", 32)) is not None:
+        check_length("max_completion_tokens", most, MAX_OUTPUT_TOKENS)
+        body.setdefault("max_tokens", most)
     request = convert_request(api, body, service.conversion(api, vocabulary))
     refuse_unbuilt_features(request)
     return request
 
 
-def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabulary) -> Prepared:
+def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabulary, caller: Caller) -> Prepared:
     root = read_body(body)
-    request = _converted(service, api, root, vocabulary)
+    hello = service.link.require_hello()
+    count = choices_asked(root, hello.slots) if api == "chat" else 1
+    request = _converted(service, api, Field({**root.value, "n": 1}) if count > 1 else root, vocabulary)
     ids = vocabulary.prompt(request)
     sampling = plain_sampling(request, resolve_max_tokens(request, len(ids), service.max_model_len))
-    if request.conversation.tools:
-        sampling["cache_class"] = AGENT
     if api != "messages":  # whose API documents top_k as ignored
         sampling |= sampling_extensions(root)
     form = form_of(request, vocabulary.tokenizer)
@@ -141,15 +150,17 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
         raise HttpFailure(400, "structured_outputs cannot be combined with a format or with strict or forced tools.",
                           param="structured_outputs")
     sampling |= _with(form or asked)
-    _check(sampling)
+    sampling |= _common(service, root, caller, count)
     identity = AnswerIdentity(_ID_PREFIX[api] + secrets.token_hex(12), request.model)
-    answer = ConversationAnswer(request, identity, vocabulary.tokenizer, prompt_tokens=len(ids),
-                                fingerprint=service.link.require_hello().fingerprint,
-                                repair=service.settings.repair)
-    return Prepared(ids, sampling, answer, request.stream)
+    answers = [ConversationAnswer(request, identity, vocabulary.tokenizer, prompt_tokens=len(ids),
+                                  fingerprint=hello.fingerprint, repair=service.settings.repair)
+               for _ in range(count)]
+    SamplingParams(**sampling)  # RequestError for a value that the engine would refuse
+    return Prepared(ids, sampling, handling(root, priorities=service.settings.priorities),
+                    _together(answers, request.include_usage), request.stream)
 
 
-def _completion(service: Service, body: bytes, vocabulary: Vocabulary) -> Prepared:
+def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: Caller) -> Prepared:
     root = read_body(body)
     refuse_unbuilt_fields(root)
     request = read_completion(root, vocabulary, service.max_model_len)
@@ -157,18 +168,27 @@ def _completion(service: Service, body: bytes, vocabulary: Vocabulary) -> Prepar
         served = ", ".join(service.settings.names)
         raise HttpFailure(404, f"The model {request.model!r} is not served; served: {served}.", code="model_not_found",
                           param="model")
+    hello = service.link.require_hello()
+    count = choices_asked(root, hello.slots)
     sampling = request.sampling | sampling_extensions(root) | _with(asked_form(root))
-    _check(sampling)
-    answer = CompletionAnswer(request, _ID_PREFIX["completion"] + secrets.token_hex(12),
-                              vocabulary.tokenizer if vocabulary.has_text else None,
-                              service.link.require_hello().fingerprint)
-    return Prepared(request.ids, sampling, answer, request.stream)
+    sampling |= _common(service, root, caller, count)
+    answer_id = _ID_PREFIX["completion"] + secrets.token_hex(12)
+    tokenizer = vocabulary.tokenizer if vocabulary.has_text else None
+    answers = [CompletionAnswer(request, answer_id, tokenizer, hello.fingerprint, index) for index in range(count)]
+    SamplingParams(**sampling)
+    return Prepared(request.ids, sampling, handling(root, priorities=service.settings.priorities),
+                    _together(answers, request.include_usage), request.stream)
+
+
+def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:
+    """What every generating route takes."""
+    shared = service.link.settings.prefix_store is not None
+    return {"n": count, **deadline(root), **cache_extensions(root, caller, shared=shared)}
+
+
+def _together(answers: Sequence[Answer], include_usage: bool) -> Answer:
+    return answers[0] if len(answers) == 1 else ChoicesAnswer(answers, include_usage=include_usage)
 
 
 def _with(form: Form | None) -> Sampling:
     return {} if form is None else {"structured_outputs": form}
-
-
-def _check(sampling: Sampling) -> None:
-    """RequestError for a value that the engine would refuse."""
-    SamplingParams(**sampling)

@@ -16,6 +16,7 @@ from deepinfer.errors import ArtifactError, DeepInferError, InternalError, PlanE
 from deepinfer.runtime import events
 from deepinfer.runtime.server.app import make_app
 from deepinfer.runtime.server.engine_process import EngineSettings
+from deepinfer.runtime.server.gate import tenant_of
 from deepinfer.runtime.server.service import ServerSettings, Service
 from deepinfer.runtime.server.wire import Failed
 
@@ -58,7 +59,7 @@ async def _serve(settings: ServerSettings, engine: EngineSettings, sock: socket.
     service.start()
     host, port = sock.getsockname()[:2]
     events.info("listening", url=f"http://{host}:{port}", pid=os.getpid(), models=",".join(settings.names),
-                keys=len(settings.keys))
+                tenants=",".join(map(tenant_of, settings.keys)))
     try:
         await server.serve(sockets=[sock])
     finally:

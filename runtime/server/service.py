@@ -35,7 +35,7 @@ class ServerSettings:
         stream_buffer: tokens of one answer that wait for a slow reader before it is cut.
         tokenizer: a tokenizer.json or its folder, where it is not the checkpoint's. ``dialect``: of prompts, by name.
         default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
-        drain: seconds that running answers get after SIGTERM.
+        drain: seconds that running answers get after SIGTERM. ``priorities``: clients may say who goes first.
     """
 
     names: tuple[str, ...]
@@ -50,6 +50,7 @@ class ServerSettings:
     default_thinking: bool = True
     repair: bool = False
     drain: float = 30.0
+    priorities: bool = False
 
 
 class Service:
@@ -127,11 +128,11 @@ class Service:
                               retry_after=seconds)
         return self.vocabulary
 
-    def submit(self, ids: list[int], sampling: wire.Sampling) -> Ticket:
+    def submit(self, ids: list[int], sampling: wire.Sampling, priority: int, debug: bool) -> Ticket:
         """Hand a prepared request to the engine; HttpFailure as `require_ready`."""
         self.require_ready()
         try:
-            return self.link.submit(ids, sampling)
+            return self.link.submit(ids, sampling, priority, debug)
         except EngineGone as gone:
             raise unavailable(str(gone)) from None
 
@@ -152,7 +153,7 @@ class Service:
     # ---- bookkeeping --------------------------------------------------------------------------------------------
     def _updated(self, ticket: Ticket, update: wire.Update) -> None:
         self._tokens[1] += len(update.tokens)
-        if update.finish is not None:
+        if update.last:
             seconds = time.monotonic() - ticket.started
             self._mean_seconds += _AVERAGING * (seconds - self._mean_seconds)
             self._tokens[0] += ticket.prompt_tokens

@@ -16,6 +16,7 @@ from deepinfer.recipe.fields import Field, read_body
 from deepinfer.runtime.server.engine_link import State
 from deepinfer.runtime.server.export import CONTENT_TYPE
 from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.openapi import DETOKENIZE, TOKENIZE, body_of
 from deepinfer.runtime.server.routes import read_limited
 from deepinfer.runtime.server.service import Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
@@ -88,7 +89,7 @@ def status_routes(service: Service) -> APIRouter:
                               code="model_not_found", param="model")
         return JSONResponse(_card(service, name))
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=body_of(TOKENIZE))
     async def tokenize(request: Request) -> Response:
         vocabulary = service.require_ready()
         root = read_body(await read_limited(request, service.settings.max_body))
@@ -97,7 +98,7 @@ def status_routes(service: Service) -> APIRouter:
         return JSONResponse({"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids,
                              "token_strs": pieces})
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=body_of(DETOKENIZE))
     async def detokenize(request: Request) -> Response:
         vocabulary = service.require_ready()
         root = read_body(await read_limited(request, service.settings.max_body))

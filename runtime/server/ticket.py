@@ -22,7 +22,7 @@ class Ticket:
 
     def __init__(self, key: int, prompt_tokens: int, most_waiting: int, abort: Callable[[int], None]) -> None:
         self.key, self.prompt_tokens = key, prompt_tokens
-        self.tokens = 0
+        self.tokens = self.cached = 0
         self.finish: str | None = None
         self.started = time.monotonic()
         self.first: float | None = None
@@ -38,7 +38,9 @@ class Ticket:
         if self.first is None and update.tokens:
             self.first = time.monotonic()
         self.tokens += len(update.tokens)
-        self.finish = update.finish
+        self.cached = update.cached
+        if update.last:
+            self.finish = update.finish
         self._pending.append(update)
         self._waiting += len(update.tokens)
         self._news.set()

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from deepinfer.errors import InternalError
+from deepinfer.runtime.outputs import Debug
 
 Sampling: TypeAlias = dict[str, Any]
 """Keyword arguments of SamplingParams: numbers, flags, lists and maps of them; the text of `structured_outputs`."""
@@ -27,11 +28,14 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True):
-    """A request: ``prompt`` holds the ids as little-endian int32."""
+    """A request: ``prompt`` holds the ids as little-endian int32. ``priority``: smaller goes first. ``debug``: updates
+    say how the answer came about."""
 
     id: int
     prompt: bytes
     sampling: Sampling
+    priority: int = 0
+    debug: bool = False
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
@@ -75,10 +79,12 @@ class Times(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True):
-    """What a step brought one request.
+    """What a step brought one answer of a request.
 
-    ``tokens``: new ids, without the end token. ``finish``: stop, length, abort, error, or refused (the engine cannot
-    serve it and never began). ``prompt_logprobs``: with the first tokens, one entry a prompt token, None for the first.
+    ``tokens``: new ids, without the end token. ``finish``: stop, length, deadline, abort, error, or refused (the engine
+    cannot serve it and never began). ``prompt_logprobs``: with the first tokens, one entry a prompt token, None for the
+    first. ``index``: which answer; ``last``: the request has no further news. ``cached``: prompt tokens that the prefix
+    cache had.
     """
 
     id: int
@@ -88,6 +94,10 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
     finish: str | None = None
     error: str | None = None
     times: Times | None = None
+    index: int = 0
+    last: bool = False
+    cached: int = 0
+    debug: Debug | None = None
 
 
 class Step(msgspec.Struct, array_like=True, tag="step", frozen=True):

@@ -7,10 +7,13 @@ Some scripts also misbehave: they wait for a file to vanish, end the process, or
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +61,34 @@ SCRIPTS = {
     "quick": ("", " word" * LONGEST),
 }
 SLOW_SECONDS = {"long": 0.02}
+REMEMBERED = 64  # prompts, of which a forked or restarted sequence may go on
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is said behind a prompt."""
+
+    name: str
+    prompt: list[int]
+    answer: list[int]
 
 
 class ScriptedEngine:
-    """Fulfils `runtime.backend.Engine`; the ids of a sequence are kept by slot."""
+    """Fulfils `runtime.backend.Engine`. Its cache entries are the ids themselves, so a row reads what the blocks hold,
+    whoever computed it: an adopted block of another conversation gives another answer."""
 
     def __init__(self, plan: EnginePlan, slots: int, blocks: int, checkpoint: Path) -> None:
         self.checkpoint: Path | None = checkpoint
         self._tokenizer = RecipeTokenizer.from_file(checkpoint)
-        self._states = {s.name: np.zeros((max(slots, blocks), s.rows, s.record_bytes), np.uint8) for s in plan.states}
-        self._ids: dict[int, list[int]] = {}
-        self._answers: dict[int, tuple[str, int, list[int]]] = {}
+        self._states: dict[str, NDArray[np.uint8]] = {
+            s.name: np.zeros((max(slots, blocks), s.rows, s.record_bytes), np.uint8) for s in plan.states}
+        self._entries = self._states["entries"].view(np.int64)[..., 0]  # [blocks, BLOCK]
+        self._running: dict[int, tuple[int, Script]] = {}  # by slot: the next position, and what is being said
+        self._said: deque[Script] = deque(maxlen=REMEMBERED)
 
     def state(self, name: str, unit: int) -> NDArray[np.uint8]:
-        return self._states[name][unit]
+        found: NDArray[np.uint8] = self._states[name][unit]
+        return found
 
     def close(self) -> None:
         pass
@@ -79,30 +96,39 @@ class ScriptedEngine:
     def run(self, entry: str, batch: Batch, pins: Mapping[str, NDArray[np.int32]] | None = None) -> dict[str, Any]:
         rows, logits = 0, []
         for s in batch.sequences[: batch.count]:
-            slot, first, count = int(s["slot"]), int(s["c"]), int(s["rows"])
-            ids = [] if first == 0 else self._ids[slot][:first]
-            self._ids[slot] = ids + batch.token_ids[rows : rows + count].tolist()
-            if first == 0:
-                self._answers.pop(slot, None)
+            slot, first, count, floor = (int(s[name]) for name in ("slot", "c", "rows", "floor"))
+            table = np.ctypeslib.as_array((ctypes.c_int32 * int(s["num_blocks"])).from_address(int(s["blocks"])))
+            given = batch.token_ids[rows : rows + count]
+            for at, token in enumerate(given.tolist(), first):
+                if at >= floor:
+                    self._entries[table[at // BLOCK], at % BLOCK] = token
+            ids = self._entries[table[: -(-(first + count) // BLOCK)]].reshape(-1)[: first + count]
+            assert (ids[first:] == given).all(), "the cache holds other ids than the row brings"
             rows += count
             if s["wanted"]:
-                logits.append(self._logits(slot, int(s["wanted"])))
+                logits.append(self._logits(slot, first, ids.tolist(), int(s["wanted"])))
         shape = (0, VOCABULARY)
         return {"logits": np.concatenate(logits) if logits else np.zeros(shape, np.float32)}
 
-    def _logits(self, slot: int, wanted: int) -> NDArray[np.float32]:
-        ids, out = self._ids[slot], np.zeros((wanted, VOCABULARY), np.float32)
-        if slot not in self._answers:
-            self._answers[slot] = (*self._script(ids), )
-        name, start, answer = self._answers[slot]
-        place = len(ids) - start
-        self._misbehave(name, place, out)
-        out[-1, answer[min(place, len(answer) - 1)]] = PEAK
+    def _logits(self, slot: int, first: int, ids: list[int], wanted: int) -> NDArray[np.float32]:
+        out = np.zeros((wanted, VOCABULARY), np.float32)
+        expected, script = self._running.get(slot, (-1, None))
+        if script is None or expected != first:
+            script = self._script(ids)
+        self._running[slot] = len(ids), script
+        place = len(ids) - len(script.prompt)
+        self._misbehave(script.name, place, out)
+        out[-1, script.answer[min(place, len(script.answer) - 1)]] = PEAK
         for row in range(wanted - 1):  # prompt rows: the token that follows is the likely one
             out[row, ids[len(ids) - wanted + row + 1]] = PEAK / 2
         return out
 
-    def _script(self, ids: list[int]) -> tuple[str, int, list[int]]:
+    def _script(self, ids: list[int]) -> Script:
+        """Of a prompt; or of one whose answer another slot has begun."""
+        for known in self._said:
+            said = ids[len(known.prompt):]
+            if said and known.answer[: len(said)] == said and ids[: len(known.prompt)] == known.prompt:
+                return known
         named = re.findall(r"say:(\w+)", self._tokenizer.decode(ids))
         name = named[-1] if named else "hello"
         reasoning, content = SCRIPTS[name]
@@ -112,7 +138,8 @@ class ScriptedEngine:
         for piece in re.split(f"({THINK_END}|{DSML}|{END})", text):
             special = piece in (THINK_END, DSML, END)
             answer += [self._tokenizer.special_id(piece)] if special else self._tokenizer.encode(piece)
-        return name, len(ids), answer
+        self._said.append(Script(name, ids, answer))
+        return self._said[-1]
 
     def _misbehave(self, name: str, place: int, out: NDArray[np.float32]) -> None:
         time.sleep(SLOW_SECONDS.get(name, 0))

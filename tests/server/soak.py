@@ -25,12 +25,16 @@ from server.scripted_engine import HELLO
 from deepinfer.recipe import derive_v41
 
 TEXTS = {"hello": HELLO, "stops": "one two three four five", "quick": None}
+PREFACE = "You answer in few words and say where you are not sure. " * 12
 CHAT_MODE: Any = {"thinking": {"type": "disabled"}}
 
 
 @dataclass
 class Soaked:
-    """What a soak saw. RSS in bytes and slopes in MB a minute after the first quarter, by process."""
+    """What a soak saw. RSS in bytes and slopes in MB a minute after the first quarter, by process.
+
+    ``hits``: cached tokens of one conversation, by route; ``hit_share``: of all prompt tokens looked up, those found.
+    """
 
     seconds: float
     clients: int
@@ -40,6 +44,8 @@ class Soaked:
     rss_last: dict[str, int] = field(default_factory=dict)
     descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
     free_blocks: tuple[int, int] = (0, 0)
+    hits: dict[str, int] = field(default_factory=dict)
+    hit_share: float = 0.0
 
 
 def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked:
@@ -69,6 +75,9 @@ def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked
             samples[name].append((time.monotonic(), _rss(pid)))
         time.sleep(min(1.0, seconds / 20))
     result.answers = dict(counts)
+    result.hits = _hits(server)
+    shown = server.samples()
+    result.hit_share = shown["vllm:prefix_cache_hits_total"] / shown["vllm:prefix_cache_queries_total"]
     after = server.wait_idle()
     result.free_blocks = (before["free_blocks"], after["free_blocks"])
     for name, pid in pids.items():
@@ -81,11 +90,29 @@ def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked
     return result
 
 
+def _hits(server: Running) -> dict[str, int]:
+    """Cached tokens of a conversation that the engine has seen once, through each route."""
+    talk = [{"role": "system", "content": PREFACE}, {"role": "user", "content": f"{time.time()} {PREFACE} say:hello"}]
+    body = {"model": MODEL, "messages": talk, "max_tokens": 30, **CHAT_MODE}
+    server.post("/v1/chat/completions", body)
+    responses = {"model": MODEL, "input": talk, "max_output_tokens": 30, "reasoning": {"effort": "none"}}
+    ids = server.post("/tokenize", {"messages": talk, **CHAT_MODE}).json()["tokens"]
+    completions = {"model": MODEL, "prompt": ids, "max_tokens": 30}
+    return {
+        "chat": server.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens_details"]["cached_tokens"],
+        "messages": server.post("/v1/messages", body).json()["usage"]["cache_read_input_tokens"],
+        "responses": server.post("/v1/responses", responses).json()["usage"]["input_tokens_details"]["cached_tokens"],
+        "completions": server.post("/v1/completions", completions).json()["usage"]["prompt_tokens_details"][
+            "cached_tokens"]}
+
+
 def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: int) -> str:
     """One request; what kind it was. A wrong answer is noted."""
     script = seeded.choice(list(TEXTS))
     limit = seeded.randrange(20, 60)
-    messages = [{"role": "user", "content": f"{seeded.random()} say:{script}"}]
+    # half of the conversations begin with the same preface, so that blocks are shared, adopted and given up
+    preface = [{"role": "system", "content": PREFACE}] if seeded.random() < 0.5 else []
+    messages = [*preface, {"role": "user", "content": f"{seeded.random()} say:{script}"}]
     chat = {"model": MODEL, "messages": messages, "max_tokens": limit, **CHAT_MODE}
     try:
         if kind == 4:
@@ -105,7 +132,7 @@ def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: 
             ("/v1/messages", chat, lambda a: a["content"][0]["text"]),
             ("/v1/responses", {"model": MODEL, "input": messages, "max_output_tokens": limit,
                                "reasoning": {"effort": "none"}}, lambda a: a["output"][0]["content"][0]["text"]),
-            ("/v1/completions", {"model": MODEL, "prompt": messages[0]["content"], "max_tokens": limit},
+            ("/v1/completions", {"model": MODEL, "prompt": messages[-1]["content"], "max_tokens": limit},
              lambda a: a["choices"][0]["text"]),
         ][kind]
         answer = connection.post(path, json=body)

@@ -64,9 +64,11 @@ def test_a_stop_text_is_cut_off(openai_client: openai.OpenAI, stream: bool) -> N
 
 
 @pytest.mark.parametrize(("fields", "named"), [
-    ({"n": 2}, "n "), ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b"]}, "prompt"), ({"logprobs": 50}, "logprobs"),
+    ({"n": 9}, "n must be"), ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b"]}, "prompt"),
+    ({"logprobs": 50}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 100_000}, "context"), ({"prompt": []}, "prompt"),
     ({"prompt": [-1]}, "prompt"), ({"prompt": [999_999_999]}, "out of range"), ({"suffix": "x", "echo": True}, "echo"),
+    ({"n": 2, "echo": True}, "echo and n"),
 ])
 def test_what_cannot_be_served_is_refused_by_name(server: Running, fields: dict[str, Any], named: str) -> None:
     refused = server.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, **fields})

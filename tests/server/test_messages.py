@@ -79,7 +79,8 @@ def test_the_length_limit_is_a_reason(anthropic_client: anthropic.Anthropic) -> 
 def test_counted_tokens_are_those_of_the_prompt(anthropic_client: anthropic.Anthropic) -> None:
     counted = anthropic_client.messages.count_tokens(model=MODEL, messages=ask("hello"), tools=[TOOL])
     message = anthropic_client.messages.create(model=MODEL, max_tokens=3, messages=ask("hello"), tools=[TOOL])
-    assert counted.input_tokens == message.usage.input_tokens
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 def test_mistakes_are_errors_of_this_api(anthropic_client: anthropic.Anthropic) -> None:

@@ -37,7 +37,9 @@ def test_a_feature_that_is_not_built_is_a_400_that_names_it(server: Running, fie
 
 @pytest.mark.parametrize(("fields", "named"), [
     ({"model": "gpt-4"}, "gpt-4"), ({"messages": []}, "messages"), ({"temperature": 3}, "temperature"),
-    ({"top_k": -7}, "top_k"), ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"), ({"n": 2}, "n "),
+    ({"top_k": -7}, "top_k"), ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"n": 99}, "n must be between 1 and 4"), ({"priority": 1}, "--allow-priority"), ({"deadline": -1}, "deadline"),
+    ({"debug": "yes"}, "debug"), ({"cache_salt": ""}, "cache_salt"), ({"replay": "some"}, "replay"),
     ({"stop_token_ids": [1 << 40]}, "stop_token_ids"), ({"max_tokens": 5000}, "maximum context length"),
     ({"messages": [{"role": "user", "content": "x " * 3000}]}, "maximum context length"),
     ({"tools": [STRICT], "tool_choice": "required"}, "Thinking mode"),

@@ -72,7 +72,7 @@ def test_a_ticket_gives_what_came_before_it_says_that_nothing_more_will() -> Non
         with pytest.raises(SlowReader):
             await slow.take(1)
         done = Ticket(7, 3, 10, aborted.append)
-        done.push(wire.Update(7, [1], finish="stop"))
+        done.push(wire.Update(7, [1], finish="stop", last=True))
         done.close()
         left = Ticket(8, 3, 10, aborted.append)
         left.close()

@@ -1,0 +1,88 @@
+"""Several answers to one request, each a choice of the same stream and body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepinfer.recipe import Event
+from deepinfer.recipe.fields import Field
+from deepinfer.runtime.server.answer import Answer
+from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.wire import Update
+
+
+def choices_asked(root: Field, most: int) -> int:
+    """Answers that a Chat or plain completions request asks for.
+
+    ``most``: sequences that run at the same time.
+    """
+    asked = root.integer_at("n", 31)
+    if asked is not None and not 1 <= asked <= most:
+        raise HttpFailure(400, f"n must be between 1 and {most}, which this engine runs at the same time; found "
+                               f"{asked}.", code="invalid_request_error", param="n")
+    return asked or 1
+
+
+class ChoicesAnswer:
+    """Answers of an API with `choices`, as one. Usage counts the prompt once and comes with the answer that ends last.
+
+    ``include_usage``: whether a chunk without usage says so.
+    """
+
+    def __init__(self, answers: Sequence[Answer], *, include_usage: bool) -> None:
+        self._answers, self._include_usage = list(answers), include_usage
+        self._usages: dict[int, dict[str, Any]] = {}
+        self._failure: Answer | None = None
+        self.done_line = answers[0].done_line
+
+    def is_over(self) -> bool:
+        return self._failure is not None or all(a.is_over() for a in self._answers)
+
+    def begin(self, cached_tokens: int) -> list[Event]:
+        return [e for i, a in enumerate(self._answers) for e in self._placed(i, a.begin(cached_tokens))]
+
+    def push(self, update: Update) -> list[Event]:
+        answer = self._answers[update.index]
+        return [] if answer.is_over() else self._placed(update.index, answer.push(update))
+
+    def fail(self, message: str, *, overloaded: bool) -> list[Event]:
+        self._failure = self._answers[0]
+        return self._failure.fail(message, overloaded=overloaded)
+
+    def body(self) -> dict[str, Any]:
+        if self._failure is not None:
+            return self._failure.body()
+        bodies = [a.body() for a in self._answers]
+        found = {**bodies[0], "usage": _sum([b["usage"] for b in bodies]),
+                 "choices": [{**b["choices"][0], "index": i} for i, b in enumerate(bodies)]}
+        return found | ({"debug": [b["debug"] for b in bodies]} if "debug" in found else {})
+
+    def _placed(self, index: int, events: list[Event]) -> list[Event]:
+        """The events of one answer in the stream of all."""
+        shown = []
+        for event in events:
+            data = event.data
+            for choice in data["choices"]:
+                choice["index"] = index
+            if data.get("usage") is not None:
+                self._usages[index] = data.pop("usage")
+                if len(self._usages) == len(self._answers):
+                    data["usage"] = _sum(list(self._usages.values()))
+                elif not data["choices"]:
+                    continue
+                elif self._include_usage:
+                    data["usage"] = None
+            shown.append(event)
+        return shown
+
+
+def _sum(usages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Usage of one prompt and all answers."""
+    found = dict(usages[0])
+    found["completion_tokens"] = sum(u["completion_tokens"] for u in usages)
+    found["total_tokens"] = found["prompt_tokens"] + found["completion_tokens"]
+    if "completion_tokens_details" in found:
+        reasoning = sum(u["completion_tokens_details"]["reasoning_tokens"] for u in usages)
+        found["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return found
