@@ -76,11 +76,12 @@ class Work:
         return total
 
     def weight_bytes(self, distinct: Sequence[float]) -> float:
-        """Bytes of the weights of a step that uses so many experts of each expert layer, in the order of the layers."""
+        """Bytes of the matrices of a step that uses so many experts of each expert layer, in the order of the layers.
+        Vectors of norms and the few rows of look-ups are not counted."""
         dense: dict[str, int] = {}
         routed, layer = 0.0, -1
         for x in self.launches:
-            if not isinstance(x, Launch):
+            if self.family(x) not in ("gemm", "grouped_gemm"):
                 continue
             stacks = [p for p in self.params(x) if p.stack]
             layer += self.family(x) == "grouped_gemm" and len(stacks) > 1  # the gate's and the up projection's
