@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,37 @@ def test_a_store_serves_the_next_engine_and_another_tenant_finds_nothing_of_it(c
 def test_a_store_without_the_cache_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="prefix_store: a prefix store lies below the prefix cache; found"):
         start(prefix_cache=False, prefix_store=tmp_path)
+
+
+def test_random_conversations_end_as_their_logs_say(cold: LLM) -> None:
+    """48 requests that share beginnings, six at a time in few blocks, some of them aborted."""
+    rng = random.Random(5)
+    texts = [ids(i, 300) for i in range(3)]
+    with start(num_blocks=14, prefix_snapshots=6) as llm:
+        core, waiting = llm.core, [("off", "exact", 32, 40)[i % 4] for i in range(48)]
+        running: list[Any] = []
+        while waiting or running:
+            if waiting and len(running) < 8:
+                text = rng.choice(texts)
+                prompt = [*text[: rng.choice((len(text), rng.randrange(100, len(text))))], *ids(rng.randrange(3), 20)]
+                running.append(core.make(str(len(waiting)), prompt[:480], params(waiting.pop(), rng.choice((3, 24)))))
+                core.add(running[-1])
+            if rng.random() < 0.01:
+                core.abort(rng.choice(running).request_id)
+            core.step()
+            for request in [r for r in running if r.finished]:
+                running.remove(request)
+                out, replay = request.updates[-1], request.params.replay
+                if out.outputs[0].finish_reason != "length" or request.metrics.num_preemptions:
+                    continue
+                count = len(out.token_ids)
+                if replay in ("off", "exact"):
+                    expected = cold.generate([out.prompt_token_ids], params(replay, count), progress=False)[0].token_ids
+                else:
+                    expected = by_log(cold, out.prompt_token_ids, out.replay_log, replay, count)
+                assert out.token_ids == expected, (replay, out.replay_log)
+                texts = [*texts[-5:], out.prompt_token_ids + out.token_ids]
+        core.memory.check()
+        told = llm.metrics.text()
+        assert llm.metrics.prefix_hits.value >= 1_000, told
+        assert "deepinfer:prefix_evicted_blocks_total 0" not in told
