@@ -132,9 +132,12 @@ def fits_wide_tile(anchors: int, ops: Sequence[TileOp]) -> bool:
     return anchors == 1 and not any(o.op in _COSTLY for o in ops)
 
 
-def depth(k: int, weights: Sequence[Weight], bf16: bool) -> int:
-    """Elements of K that a step of the loop takes: whole blocks of scales."""
+def depth(k: int, weights: Sequence[Weight], bf16: bool, most: int = 64) -> int:
+    """Elements of K that a step of the loop takes: whole blocks of scales, and no less than 64 for the sake of more."""
     if not bf16:
         return 32 if k >= 32 else 16
     least = max([16, *(w.block[1] for w in weights)])
-    return max(least, min(64, 1 << (k - 1).bit_length()))
+    usual = max(least, min(64, 1 << (k - 1).bit_length()))
+    while usual < most and k % (2 * usual) == 0:
+        usual *= 2
+    return usual

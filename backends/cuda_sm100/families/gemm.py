@@ -20,8 +20,8 @@ from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Varian
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
-# Rows that a variant is for -> (rows of a tile, columns of a tile, warps)
-_TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (0, 128, 128, 8))
+# Rows that a variant is for -> (rows of a tile, columns of a tile, warps, features of a step)
+_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 128), (0, 128, 128, 8, 64))
 MOST_SPLIT = 64  # rows (and inputs of them) whose parts are summed apart
 _WANTED, _PARTS, _LEAST_PART = 66, 32, 256  # programs that half fill a device; most parts; least features of one
 
@@ -48,7 +48,8 @@ def emit(spec: KernelSpec) -> CudaSource:
                       "lines": epilogue.lines(c, lead, groups)})
     step = depth(k, weights, bf16)
     leads = math.prod(lead)
-    splits, share = split(k, step, sum(-(-t["columns"] // columns_of(widest, 64)) * groups for t in tiles))
+    deepest = max(depth(k, weights, bf16, most) for *_, most in _TILES)
+    splits, share = split(k, deepest, sum(-(-t["columns"] // columns_of(widest, 64)) * groups for t in tiles))
     place = 0
     for anchor_made, width in [(a, t["n"]) for t in tiles for a in t["anchors"]]:
         anchor_made["place"], place = place, place + width
@@ -56,10 +57,10 @@ def emit(spec: KernelSpec) -> CudaSource:
         signature.scratch()
     roomy = splits == 1 and fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
-    for rows, tile, wide, warps in _TILES:
+    for rows, tile, wide, warps, most in _TILES:
         bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["columns"] // bn) * groups for t in tiles)
-        constants = (("BT", tile), ("BN", bn), ("BK", step))
+        constants = (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most)))
         hopper = bf16 and bn >= 64
         name, parts = (f"{spec.symbol}_part", splits) if splits > 1 and rows else (spec.symbol, 1)
         stages = [Stage(name, Grid(leads, tile, 0, count * parts), warps if hopper else 4, constants, 4, hot=True,

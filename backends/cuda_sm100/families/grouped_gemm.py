@@ -18,8 +18,8 @@ from deepinfer.backends.cuda_sm100.tile.axes import power_of_two
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
-# Pairs of an expert, on average, that a variant is for -> (pairs of a tile, columns of a tile, warps)
-_TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (0, 128, 128, 8))
+# Pairs of an expert, on average, that a variant is for -> (pairs of a tile, columns of one, warps, features of a step)
+_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 128), (0, 128, 128, 8, 64))
 _SCAN = 1024  # picks that the grouping looks at in one step
 
 
@@ -45,12 +45,12 @@ def emit(spec: KernelSpec) -> CudaSource:
     group = Stage(f"{spec.symbol}_group", Grid(fixed=experts), 4, (("SCAN", _SCAN),), 1)
     roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
-    for share, tile, wide, warps in _TILES:
+    for share, tile, wide, warps, most in _TILES:
         bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["n"] // bn) for t in tiles)
         hopper = bf16 and bn >= 64
         main = Stage(spec.symbol, Grid(slots, tile, experts, count), warps if hopper else 4,
-                     (("BT", tile), ("BN", bn), ("BK", step)), 4, hot=True, matrix=hopper)
+                     (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most))), 4, hot=True, matrix=hopper)
         variants.append(Variant(share * experts // slots, (group, main)))
     return render(spec, signature, variants, scratch=(4 * (experts + 64), 4 * slots), k=k, slots=slots,
                   experts=experts, wide=power_of_two(experts), order=experts + 64,
