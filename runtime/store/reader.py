@@ -16,8 +16,6 @@ from deepinfer.runtime.store.record import Head, Wanted, prove
 from deepinfer.runtime.store.segment import Superblock
 from deepinfer.runtime.store.tier import Status
 
-MOST_RUN_BYTES = 4 << 20
-
 Ended = Callable[[Status, Head | None, memoryview | None], None]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from deepinfer.runtime import events
@@ -42,8 +43,9 @@ class Upkeep:
     def tick(self) -> None:
         """What is due now. A failure of the folder ends its part of the round, nothing else."""
         self._try(self.see, READING)
-        for act in (self.writers.sync, self.writers.rotate, self._compact):
-            self._try(act, PUBLISHING)
+        self._try(self.writers.sync, PUBLISHING)
+        self._try(self.writers.rotate, PUBLISHING)
+        self._try(self._compact, PUBLISHING)
         if self._is_due("beat", self.settings.heartbeat_seconds):
             self._try(self.beat, PUBLISHING)
         if self._is_due("minute", _MINUTE):
@@ -53,12 +55,13 @@ class Upkeep:
         """Adopt, expire, keep the quota, unlink, tidy the index."""
         if not self.reachable():
             return
-        for act in (self.adopt, self.expire, self.keep_quota, self.unlink_dead, self.sweep):
+        parts: tuple[Callable[[], object], ...] = (self.adopt, self.expire, self.keep_quota, self.unlink_dead,
+                                                   self.sweep)
+        for act in parts:
             self._try(act, PUBLISHING)
 
-    def _try(self, act: object, what: str) -> None:
+    def _try(self, act: Callable[[], object], what: str) -> None:
         try:
-            assert callable(act)
             act()
         except OSError as failure:
             self.health.failed(what, failure, off=False)
