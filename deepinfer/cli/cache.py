@@ -69,6 +69,8 @@ def stat(folder: Path, as_json: bool) -> None:
 
     sums: dict[tuple[str, str], dict[str, Any]] = {}
     for f in _chosen(folder, None, None):
+        if f.name.state not in ("open", "seg"):
+            continue  # given up, to be unlinked soon
         entry = sums.setdefault((f.namespace, f.cls), {
             "namespace": f.namespace, "class": f.cls, "segments": 0, "records": 0, "bytes": 0, "damaged": 0,
             "record_bytes": 0 if f.block is None else f.block.layout.stride,

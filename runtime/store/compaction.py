@@ -17,7 +17,7 @@ import numpy as np
 from deepinfer.runtime.store.catalog import Catalog, Segment
 from deepinfer.runtime.store.files import Files, read_all
 from deepinfer.runtime.store.index import TOUCHED
-from deepinfer.runtime.store.layout import HEADER_BYTES
+from deepinfer.runtime.store.layout import HEADER_BYTES, PAGE
 from deepinfer.runtime.store.publisher import Publisher, Write
 from deepinfer.runtime.store.record import Head, read_head, whole
 from deepinfer.runtime.store.segment import SEALED, Superblock
@@ -101,8 +101,12 @@ class Compaction:
                 return  # its copies are still being written
 
     def _hollow(self, s: Segment, live: int) -> bool:
-        size = self.files.stat(s.path).st_blocks * 512
-        return live * self.catalog.layout.stride < self.settings.compact_below * size
+        """Whether living records take little of what the segment's records take; superblock and footer do not count."""
+        block = s.block = s.block or self.catalog.superblock(s)
+        if block is None:
+            return False
+        size = self.files.stat(s.path).st_blocks * 512 - PAGE - (block.size - block.footer)
+        return live * block.layout.stride < self.settings.compact_below * size
 
     def _ends_soon(self, s: Segment) -> bool:
         return s.name.hour * HOUR - self.catalog.guard.now() < _CARRY_PART * self.settings.retention[s.cls]

@@ -36,6 +36,9 @@ def test_ls_and_stat_count_segments_and_records(folder: Path) -> None:
     (agent, chat) = json.loads(run("stat", folder, "--json").output)["parts"]
     assert (agent["records"], chat["records"], chat["segments"]) == (3, 6, 2)
     assert "96" in run("stat", folder).output  # tokens of 6 blocks
+    (path,) = folder.rglob("agent/*.seg")
+    path.rename(path.with_suffix(".dead"))
+    assert len(json.loads(run("stat", folder, "--json").output)["parts"]) == 1, "what was given up does not count"
 
 
 def test_verify_names_the_slots_that_are_damaged(folder: Path) -> None:

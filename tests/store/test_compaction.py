@@ -35,6 +35,16 @@ def test_a_hollow_segment_is_emptied_and_goes(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_segment_that_was_closed_early_is_not_hollow(tmp_path: Path) -> None:
+    """One small record, a large footer, and holes."""
+    store, chain = open_store(tmp_path, segment_bytes=1 << 24), Chain(1, 1)
+    chain.publish(store)
+    store.writers.rotate(everything=True)
+    compact(store)
+    assert store.metrics().carried.value == 0 and len(list(tmp_path.rglob("*.seg"))) == 1
+    store.close()
+
+
 def test_a_segment_whose_records_cannot_be_copied_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, chain = open_store(tmp_path, retry_seconds=0.0), Chain(1, 4)
     hollow(store, chain)
