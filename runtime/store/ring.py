@@ -109,4 +109,6 @@ class Ring:
 
 def open_arena(store: Store, size: int, numa: int = -1) -> Arena:
     """An arena whose slots take the store's records."""
-    return Arena(size, store.layout.stride, numa)
+    arena = Arena(size, store.layout.stride, numa)
+    arena.forget_name()  # no backend registers an arena but the store's own
+    return arena
