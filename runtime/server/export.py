@@ -14,8 +14,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from deepinfer.runtime.server.ticket import Ticket
+from deepinfer.runtime.server.wire import Hello, Snapshot, Update
 from deepinfer.runtime.server.wire import Metric as EngineMetric
-from deepinfer.runtime.server.wire import Snapshot, Update
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKENS = tuple(float(2**i) for i in range(21))
@@ -29,11 +29,13 @@ class ServerMetrics:
     """Everything that `/metrics` shows.
 
     ``snapshot``: gives the engine's latest values. They begin anew when an engine starts again, as counters may.
+    ``hello``: what the engine said of itself.
     """
 
-    def __init__(self, model: str, snapshot: Callable[[], Snapshot | None], restarts: Callable[[], int]) -> None:
+    def __init__(self, model: str, snapshot: Callable[[], Snapshot | None], restarts: Callable[[], int],
+                 hello: Callable[[], Hello | None]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(model, snapshot, restarts))
+        self._registry.register(_EngineCollector(model, snapshot, restarts, hello))
         registry = self._registry
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
@@ -82,14 +84,21 @@ class ServerMetrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, model: str, snapshot: Callable[[], Snapshot | None], restarts: Callable[[], int]) -> None:
-        self._model, self._snapshot, self._restarts = model, snapshot, restarts
+    def __init__(self, model: str, snapshot: Callable[[], Snapshot | None], restarts: Callable[[], int],
+                 hello: Callable[[], Hello | None]) -> None:
+        self._model, self._snapshot, self._restarts, self._hello = model, snapshot, restarts, hello
 
     def collect(self) -> Iterator[Metric]:
         restarts = CounterMetricFamily("deepinfer:engine_restarts", "Engine processes started after the first",
                                        labels=[_MODEL])
         restarts.add_metric([self._model], self._restarts())
         yield restarts
+        if (hello := self._hello()) is not None:
+            info = GaugeMetricFamily("deepinfer:artifact_info", "1, with what the engine is", labels=[
+                _MODEL, "artifact", "target", "fingerprint", "max_model_len", "sequences", "blocks", "block_tokens"])
+            info.add_metric([self._model, hello.model, hello.target, hello.fingerprint, *map(str, (
+                hello.max_model_len, hello.slots, hello.blocks, hello.block_tokens))], 1)
+            yield info
         snapshot = self._snapshot()
         for metric in snapshot.metrics if snapshot is not None else ():
             yield self._family(metric)

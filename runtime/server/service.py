@@ -20,6 +20,8 @@ from deepinfer.runtime.server.ticket import EngineGone, Ticket
 from deepinfer.runtime.server.vocabulary import Vocabulary, read_vocabulary
 
 _SUMMARY_SECONDS = 10.0
+_SHARES = {"prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+           "drafts_accepted": ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total")}
 _AVERAGING = 0.1  # weight of the newest request in the mean time that Retry-After is made of
 _LONGEST_RETRY = 60.0
 
@@ -60,7 +62,8 @@ class Service:
         self.settings = settings
         self.created = int(time.time())
         self.link = EngineLink(command, engine, most_waiting=settings.stream_buffer, on_update=self._updated)
-        self.metrics = ServerMetrics(settings.names[0], lambda: self.link.snapshot, lambda: self.link.restarts)
+        self.metrics = ServerMetrics(settings.names[0], lambda: self.link.snapshot, lambda: self.link.restarts,
+                                     lambda: self.link.hello)
         self.vocabulary: Vocabulary | None = None
         self.fatal: DeepInferError | None = None  # why the server cannot go on
         self.draining = False
@@ -161,7 +164,7 @@ class Service:
 
     async def _summarise(self) -> None:
         """One line every ten seconds in which something happened."""
-        idle = True
+        idle, before = True, dict.fromkeys(_SHARES.values(), (0.0, 0.0))
         while True:
             await asyncio.sleep(_SUMMARY_SECONDS)
             (prompt, generated), self._tokens = self._tokens, [0, 0]
@@ -169,7 +172,19 @@ class Service:
             quiet = not (prompt or generated or self.link.open_requests)
             if snapshot is not None and hello is not None and not (idle and quiet):
                 used = 1 - snapshot.free_blocks / max(1, hello.blocks)
+                shares = {}
+                for name, counters in _SHARES.items():
+                    (part, whole), (was_part, was_whole) = _counted(snapshot, counters), before[counters]
+                    before[counters] = part, whole
+                    if whole > was_whole and part >= was_part:  # an engine that has started again begins at 0
+                        shares[name] = round((part - was_part) / (whole - was_whole), 3)
                 events.info("load", running=snapshot.running, waiting=snapshot.waiting, open=self.link.open_requests,
                             cache_used=round(used, 3), prompt_tokens_per_s=round(prompt / _SUMMARY_SECONDS, 1),
-                            tokens_per_s=round(generated / _SUMMARY_SECONDS, 1))
+                            tokens_per_s=round(generated / _SUMMARY_SECONDS, 1), **shares)
             idle = quiet
+
+
+def _counted(snapshot: wire.Snapshot, names: tuple[str, str]) -> tuple[float, float]:
+    """Two counters of an engine, summed over labels."""
+    found = {m.name: sum(m.values.values()) for m in snapshot.metrics if m.name in names}
+    return found.get(names[0], 0.0), found.get(names[1], 0.0)

@@ -15,6 +15,7 @@ from deepinfer.recipe import convert_request
 from deepinfer.recipe.fields import Field, read_body
 from deepinfer.runtime.server.engine_link import State
 from deepinfer.runtime.server.export import CONTENT_TYPE
+from deepinfer.runtime.server.extensions import refuse_unbuilt_features
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.openapi import DETOKENIZE, TOKENIZE, body_of
 from deepinfer.runtime.server.routes import read_limited
@@ -112,7 +113,9 @@ def _ids(service: Service, root: Field, vocabulary: Vocabulary) -> list[int]:
     """Ids of `prompt`, in which nothing becomes a control token, or of the prompt that `messages` make."""
     if "messages" in root:
         body = {"model": service.settings.names[0], **root.value}
-        return vocabulary.prompt(convert_request("chat", body, service.conversion("chat", vocabulary)))
+        request = convert_request("chat", body, service.conversion("chat", vocabulary))
+        refuse_unbuilt_features(request)
+        return vocabulary.prompt(request)
     return vocabulary.tokenizer.encode(root.required("prompt").text())
 
 

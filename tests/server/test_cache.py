@@ -144,6 +144,17 @@ def test_a_smaller_priority_goes_first(shared: Running) -> None:
     assert urgent < latest, order
 
 
+def test_the_summary_line_tells_the_hit_rate(shared: Running) -> None:
+    talk = long_talk("summary")
+    for _ in range(3):
+        cached_by_chat(shared, talk)
+
+    def line() -> bool:
+        return any(0 < e.get("prefix_hits", 0) < 1 for e in shared.log if e.get("event") == "load")
+
+    assert shared.wait_for(line, "the line of ten seconds")
+
+
 def ended(server: Running) -> list[int]:
     """Requests in the order in which the engine ended them."""
     return [int(e["request"]) for e in server.log if e.get("event") == "request_finished" and e["request"].isdigit()]

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from server.running import MODEL, Running, running
-from server.scripted_engine import HELLO, LONGEST
+from server.scripted_engine import BLOCK, HELLO, LONGEST
 
 import deepinfer
 
@@ -44,6 +44,8 @@ def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Runn
                  "request_decode_time_seconds"):
         assert grown[f"vllm:{name}_count"] == 1, name
     assert grown["vllm:inter_token_latency_seconds_count"] == usage["completion_tokens"]
+    assert 'deepinfer:artifact_info{' in (shown := server.client.get("/metrics").text)
+    assert f'artifact="scripted",block_tokens="{BLOCK}"' in shown
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert server.samples()[f"vllm:{name}"] == 0
 
