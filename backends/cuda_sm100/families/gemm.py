@@ -21,7 +21,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
 # Rows that a variant is for -> (rows of a tile, columns of a tile, warps, features of a step)
-_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 128), (0, 128, 128, 8, 64))
+_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 64), (0, 128, 128, 8, 64))
 MOST_SPLIT = 64  # rows (and inputs of them) whose parts are summed apart
 _WANTED, _PARTS, _LEAST_PART = 66, 32, 256  # programs that half fill a device; most parts; least features of one
 

@@ -19,7 +19,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
 # Pairs of an expert, on average, that a variant is for -> (pairs of a tile, columns of one, warps, features of a step)
-_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 128), (0, 128, 128, 8, 64))
+_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 64), (0, 128, 128, 8, 64))
 _SCAN = 1024  # picks that the grouping looks at in one step
 
 
@@ -43,6 +43,7 @@ def emit(spec: KernelSpec) -> CudaSource:
         anchors = [anchor(signature, operands[i], weights[i], i, k) for i in c.anchors]
         tiles.append({"number": number, "n": n, "anchors": anchors, "lines": epilogue.lines(c, (slots,), 1)})
     group = Stage(f"{spec.symbol}_group", Grid(fixed=experts), 4, (("SCAN", _SCAN),), 1)
+    one = all(len(t["anchors"]) == 1 for t in tiles)  # two expanded weights of a deep step fill the registers
     roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
     for share, tile, wide, warps, most in _TILES:
@@ -50,7 +51,7 @@ def emit(spec: KernelSpec) -> CudaSource:
         count = sum(-(-t["n"] // bn) for t in tiles)
         hopper = bf16 and bn >= 64
         main = Stage(spec.symbol, Grid(slots, tile, experts, count), warps if hopper else 4,
-                     (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most))), 4, hot=True, matrix=hopper)
+                     (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most if one else 64))), 4, hot=True, matrix=hopper)
         variants.append(Variant(share * experts // slots, (group, main)))
     return render(spec, signature, variants, scratch=(4 * (experts + 64), 4 * slots), k=k, slots=slots,
                   experts=experts, wide=power_of_two(experts), order=experts + 64,
