@@ -50,8 +50,9 @@ def emit(spec: KernelSpec) -> CudaSource:
         bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["n"] // bn) for t in tiles)
         hopper = bf16 and bn >= 64
+        deep = depth(k, weights, bf16, most if one else 64)
         main = Stage(spec.symbol, Grid(slots, tile, experts, count), warps if hopper else 4,
-                     (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most if one else 64))), 4, hot=True, matrix=hopper)
+                     (("BT", tile), ("BN", bn), ("BK", deep)), 4, hot=True, matrix=hopper)
         variants.append(Variant(share * experts // slots, (group, main)))
     return render(spec, signature, variants, scratch=(4 * (experts + 64), 4 * slots), k=k, slots=slots,
                   experts=experts, wide=power_of_two(experts), order=experts + 64,
