@@ -71,7 +71,7 @@ class EngineContents:
         scopes = self._scopes()
         out = {}
         for i, (spec, source) in enumerate(zip(self.plan.lowered.specs, self.plan.lowered.sources, strict=True)):
-            out[f"{source.symbol}{source.suffix}"] = _head(spec, scopes.get(i, [])) + source.text
+            out[f"{source.symbol}{source.suffix}"] = _head(spec, scopes.get(i, []), source.suffix) + source.text
         return out
 
     def explanation(self) -> dict[str, Any]:
@@ -125,8 +125,9 @@ def _command(model: Model, target: str, hub: str | None, isa: str) -> str:
     return " ".join(words)
 
 
-def _head(spec: KernelSpec, scopes: list[str]) -> str:
+def _head(spec: KernelSpec, scopes: list[str], suffix: str) -> str:
     """What a source alone cannot say (target and spec are in its own head): the region, and where it is used."""
     places = ", ".join(scopes[:4]) + (f" and {len(scopes) - 4} more" if len(scopes) > 4 else "")
     nodes = " ".join(dict.fromkeys(n.op for n in spec.region))
-    return f"// region: {nodes or 'none recorded'}\n// launched for: {places or 'nothing'}\n"
+    mark = "#" if suffix == ".py" else "//"
+    return f"{mark} region: {nodes or 'none recorded'}\n{mark} launched for: {places or 'nothing'}\n"
