@@ -66,7 +66,7 @@ def emit(spec: KernelSpec) -> CudaSource:
         stages = [Stage(name, Grid(leads, tile, 0, count * parts), warps if hopper else 4, constants, 4, hot=True,
                         matrix=hopper)]
         if parts > 1:
-            stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, tile, 0, count), 4, constants[:2], 1, hot=True))
+            stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, tile, 0, count), 4, constants[:2], 1))
         variants.append(Variant(rows // leads if rows else 0, tuple(stages)))
     variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
     scratch = splits * MOST_SPLIT * place * 4 if splits > 1 else 0
