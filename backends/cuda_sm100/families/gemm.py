@@ -48,7 +48,9 @@ def emit(spec: KernelSpec) -> CudaSource:
                       "lines": epilogue.lines(c, lead, groups)})
     step = depth(k, weights, bf16)
     leads = math.prod(lead)
-    deepest = max(depth(k, weights, bf16, most) for *_, most in _TILES)
+    one = all(len(t["anchors"]) == 1 for t in tiles)  # two expanded weights of a deep step fill the registers
+    depths = [depth(k, weights, bf16, most if one else 64) for *_, most in _TILES]
+    deepest = max(depths)
     splits, share = split(k, deepest, sum(-(-t["columns"] // columns_of(widest, 64)) * groups for t in tiles))
     place = 0
     for anchor_made, width in [(a, t["n"]) for t in tiles for a in t["anchors"]]:
@@ -57,10 +59,10 @@ def emit(spec: KernelSpec) -> CudaSource:
         signature.scratch()
     roomy = splits == 1 and fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants = []
-    for rows, tile, wide, warps, most in _TILES:
+    for (rows, tile, wide, warps, _), deep in zip(_TILES, depths, strict=True):
         bn = columns_of(widest, wide if roomy else min(wide, 64))
         count = sum(-(-t["columns"] // bn) * groups for t in tiles)
-        constants = (("BT", tile), ("BN", bn), ("BK", depth(k, weights, bf16, most)))
+        constants = (("BT", tile), ("BN", bn), ("BK", deep))
         hopper = bf16 and bn >= 64
         name, parts = (f"{spec.symbol}_part", splits) if splits > 1 and rows else (spec.symbol, 1)
         stages = [Stage(name, Grid(leads, tile, 0, count * parts), warps if hopper else 4, constants, 4, hot=True,
