@@ -66,7 +66,7 @@ def emit(spec: KernelSpec) -> CudaSource:
         hopper = bf16 and bn >= 64
         name, parts = (f"{spec.symbol}_part", splits) if splits > 1 and rows else (spec.symbol, 1)
         stages = [Stage(name, Grid(leads, tile, 0, count * parts), warps if hopper else 4, constants, 4, hot=True,
-                        matrix=hopper)]
+                        matrix=hopper, otherwise=() if one else (8,))]
         if parts > 1:
             stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, tile, 0, count), 4, constants[:2], 1))
         variants.append(Variant(rows // leads if rows else 0, tuple(stages)))
