@@ -9,10 +9,12 @@ a load compares sums, at the speed of reading, and nothing else. Processes that 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,21 +99,28 @@ def read_pack(folder: Path) -> Pack | None:
 def check_pack(pack: Pack, *, threads: int, advance: Callable[[int], None] = lambda _: None) -> None:
     """Compare every piece of the files with its sum, which also brings them into memory; ArtifactError names the first
     that differs."""
-    def look(work: tuple[Path, int, int, str]) -> int:
-        file, start, size, want = work
-        with file.open("rb") as f:
-            found = xxhash.xxh3_64_hexdigest(os.pread(f.fileno(), size, start))
-        if found != want:
-            raise ArtifactError("the packed weights are damaged", where=str(file),
-                                found=f"another sum of the {size} bytes from {start}", next_step=_AGAIN)
-        return size
+    with ExitStack() as stack:
+        maps = {name: stack.enter_context(_mapped(pack.folder / name)) for name in pack.files}
 
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for done in pool.map(look, _pieces(pack)):
-            advance(done)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        def look(work: tuple[str, int, int, str]) -> int:
+            name, start, size, want = work
+            with memoryview(maps[name])[start:start + size] as piece:
+                if xxhash.xxh3_64_hexdigest(piece) != want:
+                    raise ArtifactError("the packed weights are damaged", where=str(pack.folder / name),
+                                        found=f"another sum of the {size} bytes from {start}", next_step=_AGAIN)
+            return size
+
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for done in pool.map(look, _pieces(pack)):
+                advance(done)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    with file.open("rb") as f:
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def packed_values(pack: Pack) -> dict[str, NDArray[Any]]:
@@ -122,10 +131,10 @@ def packed_values(pack: Pack) -> dict[str, NDArray[Any]]:
             .reshape(p.tensor.shape) for name, p in read_file(pack.folder / _DERIVED).items()}
 
 
-def _pieces(pack: Pack) -> Iterator[tuple[Path, int, int, str]]:
+def _pieces(pack: Pack) -> Iterator[tuple[str, int, int, str]]:
     for name, (size, sums) in pack.files.items():
         for i, want in enumerate(sums):
-            yield pack.folder / name, i * _PIECE, min(_PIECE, size - i * _PIECE), want
+            yield name, i * _PIECE, min(_PIECE, size - i * _PIECE), want
 
 
 def _order(weights: Weights) -> list[str]:
