@@ -149,6 +149,7 @@ class Clock:
         self.plan = plan
         self._table, self._at = ClockTable(plan, 1), 0
         self.log: list[Replayed] = []
+        self._given_up = 0  # entries of the log that speak of memory which is gone
         self.windowed = False  # after a hit, until the next prompt: windows in front of its first row are there
 
     def move(self, table: ClockTable | None = None, at: int = 0) -> None:
@@ -269,7 +270,7 @@ class Clock:
         self._need(not self.verifying, "fork")
         other = Clock(self.plan)
         other._table.data[:, 0] = self._table.data[:, self._at]
-        other.log = list(self.log)
+        other.log, other._given_up = list(self.log), self._given_up
         return other
 
     def rewind(self, to: int) -> None:
@@ -321,6 +322,12 @@ class Clock:
         self._table.data[:, self._at] = 0
         self.hit = NO_HIT
         self.windowed = False
+        self._given_up = len(self.log)
+
+    @property
+    def replays(self) -> list[Replayed]:
+        """The part of the log that the sequence's present entries and rings depend on."""
+        return self.log[self._given_up:]
 
     @property
     def _here(self) -> Any:

@@ -226,8 +226,8 @@ class MemoryCache:
         clock, plan = s.clock, self.plan
         option = s.request.params.replay
         replay, exact = replay_of(plan, option), must_be_exact(plan, option)
-        history = tuple(r for r in clock.log if inexact(plan, r))
-        own = [r for r in clock.log if r.axis == STEP]
+        history = tuple(r for r in clock.replays if inexact(plan, r))
+        own = [r for r in clock.replays if r.axis == STEP]
         first_edge = max((r.floor + inexact(plan, r) for r in own), default=0)
         edges = edges_to_keep(plan, clock.prompt_end, kept_rows(plan, replay, exact))
         edges = tuple(sorted({*edges, *(r.floor for r in own if not inexact(plan, r))}))
@@ -378,4 +378,4 @@ def inexact(plan: EnginePlan, r: Replayed) -> bool:
 
 def replays_of(clock: Clock) -> History:
     """The inexact replays in a clock's log."""
-    return tuple(r for r in clock.log if inexact(clock.plan, r))
+    return tuple(r for r in clock.replays if inexact(clock.plan, r))

@@ -35,6 +35,12 @@ def test_random_traffic_keeps_every_invariant(seed: int) -> None:
     assert told["arrival"] > 10 and told["steps"] > 30
 
 
+def test_a_replay_of_memory_that_was_given_up_is_no_history_of_new_entries() -> None:
+    """Here a sequence is dropped behind one replay and comes back behind another."""
+    seed = 46
+    Soak(seed, *SHAPES[seed % len(SHAPES)]).run(8_000)
+
+
 # ---- mutants --------------------------------------------------------------------------------------------------------
 Patch = Callable[[pytest.MonkeyPatch], None]
 
