@@ -4,8 +4,8 @@
     python examples/offline_inference.py --checkpoint /path/to/checkpoint "The three laws of"
     DEEPINFER_HF_MODEL_DIR=/path/to/checkpoint python examples/offline_inference.py
 
-On an accelerator the default is the official checkpoint from the hub. On a CPU without a checkpoint a small one with
-random weights is made, which shows every step but says nothing sensible. The engine is compiled once and kept.
+On an accelerator the default is the official checkpoint from the hub. On a CPU without a checkpoint the project's small
+trained one is taken, which shows every step but knows little. The engine is compiled once and kept.
 """
 
 from __future__ import annotations
