@@ -1,113 +1,25 @@
-"""Parameters of a kernel: which arguments it takes, in which order, and where a runner finds them (README.md)."""
+"""Parameters of a kernel for NVIDIA devices (README.md)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from deepinfer.backends.cpu.storage import stored
-from deepinfer.codegen.kernels.spec import KernelSpec, Operand
+from deepinfer.backends.signature import WIDER, Parameter, Where
+from deepinfer.backends.signature import Signature as DeviceSignature
 from deepinfer.errors import InternalError
 
-Where = tuple[str | int, ...]
-_POINTERS = {"f32": "*f32", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "u8": "*u8", "bool": "*u8"}
-_WIDER = {"T_kept": ("T",), "T_wanted": ("T", "T_kept")}
+__all__ = ["Parameter", "Signature", "Where"]
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """``type``: ``*f32`` and the like, ``i32``, ``i64``; ``where``: what to pass, see README.md."""
-
-    name: str
-    type: str
-    where: Where
-
-    def as_json(self) -> list[Any]:
-        return [self.name, self.type, list(self.where)]
-
-
-@dataclass
-class Signature:
-    """Collects the parameters that the text of a kernel asks for; every method returns a name."""
-
-    spec: KernelSpec
-    _made: dict[Where, Parameter] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("row_first", "row_stop"):
-            self._add(name, "i32", ("launch", name))
-        self._add("axis_rows", "*i32", ("axis", "rows"))
-
-    def parameters(self) -> list[Parameter]:
-        """Launch and axis first, then by operand."""
-        return list(self._made.values())
-
-    def _add(self, name: str, kind: str, where: Where) -> str:
-        self._made.setdefault(where, Parameter(name, kind, where))
-        return name
-
-    # ---- the step ----------------------------------------------------------------------------------------------
-    def axis(self, what: str) -> str:
-        return self._add(f"axis_{what}", "*i64" if what == "pos" else "*i32", ("axis", what))
-
-    def axis_of(self, rows: str, what: str) -> str:
-        safe = rows.replace("/", "_")
-        return self._add(f"{safe}_{what}", "*i64" if what == "pos" else "*i32", ("axis_of", rows, what))
-
-    def seq(self, what: str) -> str:
-        kind = {"slot": "*i32", "blocks": "*i32", "width": "i32"}.get(what, "*i64")
-        return self._add(f"seq_{what}", kind, ("seq", what))
-
-    def step(self, what: str) -> str:
-        return self._add(what, "i32", ("step", what))
-
-    def scratch(self) -> str:
-        return self._add("scratch", "*u8", ("scratch",))
-
-    # ---- operands ----------------------------------------------------------------------------------------------
-    def operand(self, i: int) -> Operand:
-        return self.spec.operands[i]
-
-    def value(self, i: int) -> str:
-        return self._add(f"p{i}", self.element(i), ("value", i))
-
-    def input(self, name: str) -> str:
-        return self._add(f"in_{name}", "*i64", ("input", name))
-
-    def param(self, i: int, what: str = "data") -> str:
-        kind = "*u8" if what == "scale" else self.element(i)
-        return self._add(f"w{i}" if what == "data" else f"w{i}_scale", kind, ("param", i, what))
-
-    def state(self, i: int, what: str) -> str:
-        kind = {"base": "*u8", "fresh": "*u8", "stride": "i64", "has_fresh": "i32", "first": "*i32"}.get(what, "*i64")
-        return self._add(f"s{i}_{what}", kind, ("state", i, what))
-
-    def pin(self, i: int, what: str = "") -> str:
-        return self._add(f"n{i}_{what}", "i32", ("pin", i, what)) if what else self._add(f"n{i}", "*i32", ("pin", i))
-
-    def element(self, i: int) -> str:
-        """Type of a pointer to the elements of a value or parameter."""
-        op = self.operand(i)
-        plain = op.type.name if op.role == "param" else stored(op.type).name
-        if op.role == "param" and op.type.is_block:
-            return "*u8"
-        if plain not in _POINTERS:
-            raise InternalError(f"the CUDA backend stores no values of {op.dtype}")
-        return _POINTERS[plain]
-
-    def elements(self, i: int) -> int:
-        """Elements of one row; of one step row for a value that a kernel on S sees as [n, ...]."""
-        op = self.operand(i)
-        return op.size // int(op.get("by_sequence", 1))
+class Signature(DeviceSignature):
+    """Prints row numbers as Triton."""
 
     def row_of(self, operand_rows: str, row: str = "row", seq: str = "seq") -> str:
         """Expression (int64) of the row of an operand's axis for row ``row`` of the kernel's axis."""
         rows = self.spec.rows
         if operand_rows == rows:
             return row
-        if operand_rows == "T" and rows in _WIDER:
+        if operand_rows == "T" and rows in WIDER:
             return f"tl.load({self.axis('step_row')} + {row}).to(tl.int64)"
-        if operand_rows in _WIDER.get(rows, ()):
+        if operand_rows in WIDER.get(rows, ()):
             to, step = self.axis_of(operand_rows, "first"), self.axis_of("T", "first")
             at = f"tl.load({self.axis('step_row')} + {row})"
             return f"(tl.load({to} + {seq} + 1) - (tl.load({step} + {seq} + 1) - {at})).to(tl.int64)"
