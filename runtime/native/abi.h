@@ -4,7 +4,7 @@
 #define DEEPINFER_ABI_H
 #include <stdint.h>
 
-#define DI_ABI 2
+#define DI_ABI 3
 #define DI_MAX_AXES 12   // 0 step, 1 kept, 2 wanted, 3 seq, 4.. one per compressed ratio of the launch table
 
 enum { DI_AXIS_STEP = 0, DI_AXIS_KEPT = 1, DI_AXIS_WANTED = 2, DI_AXIS_SEQ = 3, DI_AXIS_GROUPS = 4 };
@@ -185,7 +185,8 @@ enum {
     DI_NO_MEMORY = 3,   // an allocation failed
     DI_OVER_LIMIT = 4,  // the batch has more rows than the engine was compiled for
     DI_BAD_CALL = 5,    // an argument of the caller is wrong
-    DI_NOT_READY = 6    // not allocated, a parameter not bound, nothing run yet, or another run in progress
+    DI_NOT_READY = 6,   // not allocated, a parameter not bound, nothing run yet, or another run in progress
+    DI_DEVICE = 7       // the device or its driver is missing, too old, of another kind, or failed
 };
 const char* di_error(void);
 int di_abi(void);
@@ -196,7 +197,8 @@ void di_close(DiEngine*);
 // keep of each slot.
 int di_memory(DiEngine*, int32_t slots, int32_t blocks, int32_t threads, int64_t bytes[5]);
 int di_allocate(DiEngine*, int32_t slots, int32_t blocks, int32_t threads);
-// Tensor i of parameter `index` (i = 0 unless it is a stack). Memory stays the caller's.
+// Tensor i of parameter `index` (i = 0 unless it is a stack). Memory stays the caller's. On a device: addresses in the
+// memory of di_room, the tensors of a stack one after the other.
 int di_bind(DiEngine*, int32_t index, int32_t i, const void* data, const void* scale);
 // Runs one entry over a batch. token_ids: concatenated rows; lookback: as DiStep; pins: null or one pointer per pin.
 int di_run(DiEngine*, const char* entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
@@ -209,9 +211,18 @@ int di_begin(DiEngine*, int32_t slot, const DiSampling*, const int64_t* prompt, 
              const int64_t* answer, int64_t answer_ids);
 // One step of a loop: rows run, tokens are chosen, drafts are judged and made; see DiWork and DiOutcome.
 int di_step(DiEngine*, const DiWork*, const DiOutcome*);
-// Raw access to a state (copy, spill, fork, prefix adoption): pointer to slot or block `unit` and its bytes. The state
+// Raw access to a state (copy, spill, fork, prefix adoption): address of slot or block `unit` and its bytes; what
+// lies on a device only di_copy reaches. The state
 // "sequence" is what draws keep of a slot; its lists belong to di_begin and are not part of it.
 int di_state(DiEngine*, const char* name, int32_t unit, void** data, int64_t* bytes);
+// What the engine runs on: "" for the host, else the device's name and its memory, [0] all and [1] free bytes.
+int di_device(DiEngine*, const char** name, int64_t memory[2]);
+// Memory of the device for weights, which lives as long as the engine; asked for once.
+int di_room(DiEngine*, int64_t bytes, void** data);
+// Copies between host memory, the memory of di_room, and states; `from` may change when it returns.
+int di_copy(DiEngine*, void* to, const void* from, int64_t bytes);
+// Does before the first step, with all parameters bound, what would else be done while serving.
+int di_warm(DiEngine*);
 // Microseconds of each launch and commit of the last run when profiling is on, in the order of the launch table.
 int di_profile(DiEngine*, int32_t on, const double** times, int32_t* launches);
 #ifdef __cplusplus

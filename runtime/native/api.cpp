@@ -1,4 +1,6 @@
 // The C border: faults become codes, sentences are kept per thread.
+#include <sched.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
@@ -6,6 +8,7 @@
 
 #include "engine.h"
 #include "fault.h"
+#include "placement.h"
 
 #define DI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -55,7 +58,7 @@ DI_EXPORT const char* di_error(void) { return last_sentence.c_str(); }
 DI_EXPORT int di_abi(void) { return DI_ABI; }
 
 DI_EXPORT int di_open(const char* engine_lib_dir, DiEngine** out) {
-    return guarded([&] { *out = new DiEngine(engine_lib_dir); });
+    return guarded([&] { *out = open_engine(engine_lib_dir).release(); });
 }
 
 DI_EXPORT void di_close(DiEngine* engine) { delete engine; }
@@ -104,4 +107,29 @@ DI_EXPORT int di_state(DiEngine* engine, const char* name, int32_t unit, void** 
 
 DI_EXPORT int di_profile(DiEngine* engine, int32_t on, const double** times, int32_t* launches) {
     return guarded(engine, [&] { engine->profile(on != 0, times, launches); });
+}
+
+DI_EXPORT int di_device(DiEngine* engine, const char** name, int64_t memory[2]) {
+    return guarded(engine, [&] { *name = engine->device(memory); });
+}
+
+DI_EXPORT int di_room(DiEngine* engine, int64_t bytes, void** data) {
+    return guarded(engine, [&] { *data = engine->room(bytes); });
+}
+
+DI_EXPORT int di_copy(DiEngine* engine, void* to, const void* from, int64_t bytes) {
+    return guarded(engine, [&] { engine->copy(to, from, bytes); });
+}
+
+DI_EXPORT int di_warm(DiEngine* engine) {
+    return guarded(engine, [&] { engine->warm(); });
+}
+
+DI_EXPORT int di_place(DiEngine* engine, const int32_t* cpus, int32_t count) {
+    if (!engine || count < 0 || (count && !cpus)) return DI_BAD_CALL;
+    for (int32_t i = 0; i < count; ++i) {
+        if (cpus[i] < 0 || cpus[i] >= CPU_SETSIZE) return DI_BAD_CALL;
+    }
+    engine->place(cpus, count);
+    return 0;
 }

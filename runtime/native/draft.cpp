@@ -40,7 +40,7 @@ void DiEngine::draft_some(const DiWork& work, const DiOutcome& out, const int32_
     int64_t bytes = 0;
     const int64_t* const tokens = (const int64_t*)output_rows(drawing_.draft, "tokens", &bytes);
     const float* const stated = (const float*)output_rows(drawing_.draft, "confidence", &bytes);
-    const float* const logits = (const float*)output_rows(drawing_.draft, "draft_logits", &bytes);
+    const float* logits = nullptr;  // many, and only rejection wants them
     for (int32_t k = 0; k < count; ++k) {
         const int32_t i = asked[k], slot = work.rows[i].slot;
         int64_t* const drafts = slot_states_.drafts(slot);
@@ -54,6 +54,7 @@ void DiEngine::draft_some(const DiWork& work, const DiOutcome& out, const int32_
         std::memcpy(out.drafts + (int64_t)i * m, drafts, sizeof *drafts * (size_t)found);
         std::memcpy(out.confidence + (int64_t)i * m, confidence, sizeof *confidence * (size_t)found);
         if (slot_states_.how(slot).mode == DI_REJECTION) {
+            if (!logits) logits = (const float*)output_rows(drawing_.draft, "draft_logits", &bytes);
             if (!logits) fail(DI_BAD_TABLE, "the draft entry has no output draft_logits");
             const int64_t size = m * vocab;
             std::memcpy(slot_states_.logits(slot), logits + k * size, sizeof *logits * (size_t)size);

@@ -69,19 +69,6 @@ void DiEngine::begin(int32_t slot, const DiSampling* how, const int64_t* prompt,
     slot_states_.begin(slot, *how, prompt, prompt_ids, answer, answer_ids);
 }
 
-void DiEngine::loop_step(const DiWork* work, const DiOutcome* out) {
-    require_draws();
-    Busy busy(running_);
-    check_bound(plans_[(size_t)drawing_.step]);
-    if (drawing_.draft >= 0) check_bound(plans_[(size_t)drawing_.draft]);
-    const int32_t count = resolve(*work, *out);
-    step_.fill(table_.entries[(size_t)drawing_.step], count, drawing_.seqs.data(), drawing_.ids.data(),
-               drawing_.lookback.data(), nullptr);
-    run_entry(drawing_.step);
-    choose(*work, *out);
-    if (drawing_.turn) draft(*work, *out);
-}
-
 // Positions and ids of the rows; out: verified.
 int32_t DiEngine::resolve(const DiWork& work, const DiOutcome& out) {
     const int64_t width = table_.lookback + 1;
@@ -140,16 +127,6 @@ int32_t DiEngine::resolve(const DiWork& work, const DiOutcome& out) {
     return work.count;
 }
 
-const char* DiEngine::output_rows(int32_t entry, const char* name, int64_t* row_bytes) const {
-    const EntryRow& e = table_.entries[(size_t)entry];
-    for (const auto& o : e.outputs) {
-        if (o.first != name) continue;
-        *row_bytes = e.buffers[(size_t)o.second].row_bytes;
-        return arena_.data() + e.buffers[(size_t)o.second].offset;
-    }
-    return nullptr;
-}
-
 namespace {
 
 // Where the log-probabilities of a row go.
@@ -167,7 +144,7 @@ void report(DiDraw& d, const DiOutcome& out, int64_t row, int32_t top) {
 void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
     const int64_t vocab = table_.sequence.vocab;
     int64_t row_bytes = 0, row = 0;
-    const char* const logits = output_rows(drawing_.step, "logits", &row_bytes);
+    const char* logits = nullptr;
     for (int32_t i = 0; i < work.count; ++i) {
         const DiRow& r = work.rows[i];
         const DiSeq& s = drawing_.seqs[(size_t)i];
@@ -176,6 +153,7 @@ void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
         const bool judged = how.mode == DI_REJECTION && how.temperature > 0.0;
         out.wanted[i] = (int32_t)row;
         if (work.logits && work.logits[i]) {
+            if (!logits) logits = output_rows(drawing_.step, "logits", &row_bytes);
             std::memcpy(work.logits[i], logits + row * row_bytes, (size_t)(s.wanted * row_bytes));
         }
         for (int32_t w = 0; w < s.wanted; ++w, ++row) {

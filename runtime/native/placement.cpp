@@ -1,7 +1,6 @@
 #include "placement.h"
 
 #include <linux/mempolicy.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,8 +8,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "busy.h"
-#include "engine.h"
 
 #define DI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -36,35 +33,6 @@ int32_t nodes_online(unsigned long* bits) {
 }
 
 }  // namespace
-
-void DiEngine::place(const int32_t* cpus, int32_t count) {
-    Busy busy(running_);
-    cpus_.assign(cpus, cpus + count);
-    ++placed_;
-}
-
-// Each thread once: threads of a parallel region belong to whoever opened it, so a new caller brings new ones.
-void DiEngine::settle(int32_t thread) const {
-    static thread_local const DiEngine* engine = nullptr;
-    static thread_local int32_t turn = 0;
-    if (engine == this && turn == placed_) return;
-    engine = this;
-    turn = placed_;
-    if (cpus_.empty()) return;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET((size_t)cpus_[(size_t)thread % cpus_.size()], &set);
-    sched_setaffinity(0, sizeof set, &set);  // a wish: the processors were allowed when they were asked for
-}
-
-DI_EXPORT int di_place(DiEngine* engine, const int32_t* cpus, int32_t count) {
-    if (!engine || count < 0 || (count && !cpus)) return DI_BAD_CALL;
-    for (int32_t i = 0; i < count; ++i) {
-        if (cpus[i] < 0 || cpus[i] >= CPU_SETSIZE) return DI_BAD_CALL;
-    }
-    engine->place(cpus, count);
-    return 0;
-}
 
 DI_EXPORT int di_memory_policy(int32_t policy, int32_t* nodes) {
     unsigned long bits[MOST_NODES / (8 * sizeof(unsigned long))];

@@ -1,14 +1,14 @@
 // Runs a step: one parallel region over the phases of an entry. Threads take items of a phase from its dealer and meet
 // before the next one.
 #include <omp.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "busy.h"
-#include "engine.h"
-#include "fault.h"
+#include "host.h"
 
 namespace {
 
@@ -25,19 +25,28 @@ double microseconds_between(Clock::time_point start, Clock::time_point stop) {
 
 }  // namespace
 
-void DiEngine::run(const std::string& entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
-                   const int64_t* lookback, const int32_t* const* pins) {
-    if (!threads_) fail(DI_NOT_READY, "the engine has no memory yet");
+void HostEngine::place(const int32_t* cpus, int32_t count) {
     Busy busy(running_);
-    int32_t at = entry_named(entry);
-    last_entry_ = -1;
-    check_bound(plans_[(size_t)at]);
-    step_.fill(table_.entries[(size_t)at], seqs, seq, token_ids, lookback, pins);
-    run_entry(at);
+    cpus_.assign(cpus, cpus + count);
+    ++placed_;
+}
+
+// Each thread once: threads of a parallel region belong to whoever opened it, so a new caller brings new ones.
+void HostEngine::settle(int32_t thread) const {
+    static thread_local const HostEngine* engine = nullptr;
+    static thread_local int32_t turn = 0;
+    if (engine == this && turn == placed_) return;
+    engine = this;
+    turn = placed_;
+    if (cpus_.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)cpus_[(size_t)thread % cpus_.size()], &set);
+    sched_setaffinity(0, sizeof set, &set);  // a wish: the processors were allowed when they were asked for
 }
 
 // Over the rows that the step was filled with.
-void DiEngine::run_entry(int32_t entry) {
+void HostEngine::run_entry(int32_t entry) {
     const EntryRow& e = table_.entries[(size_t)entry];
     Plan& plan = plans_[(size_t)entry];
     last_entry_ = -1;
@@ -47,7 +56,7 @@ void DiEngine::run_entry(int32_t entry) {
     last_entry_ = entry;
 }
 
-void DiEngine::deal(const EntryRow& entry, Plan& plan) {
+void HostEngine::deal(const EntryRow& entry, Plan& plan) {
     for (size_t i = 0; i < entry.phases.size(); ++i) {
         const Phase& p = entry.phases[i];
         Dealer& d = plan.dealers[i];
@@ -67,7 +76,7 @@ void DiEngine::deal(const EntryRow& entry, Plan& plan) {
     }
 }
 
-void DiEngine::execute(const EntryRow& entry, Plan& plan) {
+void HostEngine::execute(const EntryRow& entry, Plan& plan) {
     if (threads_ == 1) {
         settle(0);
         phases(entry, plan, 0);
@@ -83,7 +92,7 @@ void DiEngine::execute(const EntryRow& entry, Plan& plan) {
 }
 
 // What one thread does in a step. All threads walk the same phases and tiles, with a barrier after each.
-void DiEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
+void HostEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
     Clock::time_point start = Clock::now();
     for (size_t i = 0; i < entry.phases.size();) {
         if (entry.phases[i].loop_phases) {
@@ -95,7 +104,7 @@ void DiEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
     }
 }
 
-void DiEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
+void HostEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
                    Clock::time_point& start) {
     if (!plan.dealers[phase].items) return;
     work(entry, plan, phase, tile, thread);
@@ -106,7 +115,7 @@ void DiEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& 
     start = now;
 }
 
-void DiEngine::loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start) {
+void HostEngine::loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start) {
     const Phase& head = entry.phases[first];
     const size_t stop = first + (size_t)head.loop_phases;
     const int64_t rows = step_.rows(head.axis);
@@ -120,11 +129,11 @@ void DiEngine::loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thr
     }
 }
 
-void DiEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row) {
+void HostEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row) {
     plan.dealers[phase].next.store(items_below(entry.phases[phase], row), std::memory_order_relaxed);
 }
 
-void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread) {
+void HostEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread) {
     const Phase& p = entry.phases[phase];
     Dealer& d = plan.dealers[phase];
     if (d.items == 1 && thread) return;
@@ -154,7 +163,7 @@ void DiEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const
 }
 
 // Rows that a ring cannot hold are skipped, so each slot of the ring is written once.
-void DiEngine::commit(const Plan& plan, const Phase& phase, int64_t seq) {
+void HostEngine::commit(const Plan& plan, const Phase& phase, int64_t seq) {
     const DiState& state = plan.states[(size_t)phase.state];
     const DiAxis& axis = step_.view().axis[state.axis];
     const int64_t stop = axis.first[seq + 1];
