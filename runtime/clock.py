@@ -104,20 +104,23 @@ class ClockTable:
     def verify(self, at: Rows, rows: Rows) -> None:
         """Anchors and drafts, ``rows`` in all, are part of a step: behind whatever steps before it accept."""
         self._need((rows > 0) & (rows <= self.plan.draft_tokens + 1), "verify", at)
-        self.verifying[at] += rows
-        self.w[at] = np.maximum(self.w[at], self.row[at] + self.verifying[at])
+        verifying = self.verifying[at] + rows
+        self.verifying[at] = verifying
+        self.w[at] = np.maximum(self.w[at], self.row[at] + verifying)
 
     def accept(self, at: Rows, rows: Rows, drafts: Rows) -> None:
         """Of the ``rows`` of the oldest verify the anchor and ``drafts`` drafts stay; the id after them is known."""
-        self._need((drafts >= 0) & (drafts < rows) & (rows <= self.verifying[at])
-                   & (self.t[at] == self.n[at] + 1) & (self.row[at] == self.n[at]), "accept", at)
-        self.verifying[at] -= rows
-        self.n[at] += drafts + 1
-        self.row[at] = self.n[at]
-        self.t[at] = self.n[at] + 1
+        n, verifying = self.n[at], self.verifying[at]
+        self._need((drafts >= 0) & (drafts < rows) & (rows <= verifying) & (self.t[at] == n + 1)
+                   & (self.row[at] == n), "accept", at)
+        n = n + 1 + drafts
+        self.verifying[at] = verifying - rows
+        self.n[at] = n
+        self.row[at] = n
+        self.t[at] = n + 1
 
     def _need(self, holds: Any, transition: str, at: Rows) -> None:
-        if not np.all(holds):
+        if not holds.all():
             wrong = np.atleast_1d(at)[np.flatnonzero(~np.atleast_1d(holds))]
             raise InternalError(f"the clock cannot {transition} now: {self.shown(int(wrong[0]))}")
 

@@ -129,7 +129,7 @@ class EngineCore:
         A new form of the answer is compiled here, in the caller's thread (`GrammarCompiler.submit` does it before)."""
         self.require_open()
         plan = self.plan
-        ids = check_prompt(plan, prompt_ids, where)
+        ids, array = check_prompt(plan, prompt_ids, where)
         params.check_vocabulary(plan.vocab_size)
         if params.n > self.memory.slots.size:
             raise RequestError("more answers than sequences run at the same time", where="n", found=params.n,
@@ -152,7 +152,8 @@ class EngineCore:
                        [CompletionOutput(i) for i in range(params.n)], now + priority * PATIENCE, stream=stream,
                        deadline=None if params.deadline is None else now + params.deadline,
                        vocabulary=plan.vocab_size,
-                       prompt_logprobs=None if params.prompt_logprobs is None else [None], grammar=grammar)
+                       prompt_logprobs=None if params.prompt_logprobs is None else [None], grammar=grammar,
+                       prompt_array=array)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -309,6 +310,10 @@ class EngineCore:
         m.running.set(len(self.scheduler.running))
         m.waiting.set(len(self.scheduler.waiting))
         m.cache_usage.set(1 - (blocks.free + self.prefix.evictable) / max(1, blocks.size))
+        for use in [*self.memory.uses(), *self.prefix.uses()]:
+            m.cache_bytes.set(use.bytes, f"{use.group},{use.tier}")
+            if use.ratio is not None:
+                m.cache_used.set(use.ratio, use.group)
 
 
 def fill(batch: Batch, part: Part, ids: TokenIds, slot: int, blocks: np.ndarray[tuple[int], np.dtype[np.int32]],

@@ -96,6 +96,7 @@ class StepPlan:
 
     Args (after ``clear`` and filling):
         lookback: [ids, E + 1] i64, newest first, -1 before the start of the sequence.
+        decoding: DECODE rows; the loop puts them first.
         budget: drafts that the step verifies in all, given to the sequences by their newest confidences; -1: as many
             as each row has room for.
         masks: keep what ``mask`` points to alive, by index of the row.
@@ -108,12 +109,12 @@ class StepPlan:
         self.token_ids = np.zeros(limits["step"], np.int64)
         self.lookback = np.full((limits["step"], plan.lookback + 1), -1, np.int64)
         self.masks: dict[int, NDArray[np.uint32]] = {}
-        self.count = self.ids = 0
+        self.count = self.decoding = self.ids = 0
         self.budget = -1
 
     def clear(self) -> None:
         self.masks.clear()
-        self.count = self.ids = 0
+        self.count = self.decoding = self.ids = 0
         self.budget = -1
 
     @property

@@ -18,7 +18,7 @@ from deepinfer.runtime.prefix.interface import MISS, PrefixCache
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds
 from deepinfer.runtime.speculation.interface import DraftPolicy
-from deepinfer.runtime.table import ENDED, PROMPT, SequenceTable
+from deepinfer.runtime.table import PROMPT, SequenceTable
 
 
 class Residence:
@@ -131,6 +131,8 @@ class Residence:
         self.metrics.prefix_queries.add(s.known)
         self.metrics.prefix_hits.add(s.hit)
         self.metrics.replayed_rows.add(first - clock.row)
+        self.metrics.recomputed.add(max(0, s.lost - s.hit))
+        s.lost = 0
         bounded = replay.keep is not None and not replay.depth  # other options cut nothing that counts
         if s.preemptions and bounded and len(clock.log) > logged:
             s.inexact = True
@@ -183,7 +185,7 @@ class Residence:
         if s.holding is None or s in self.leaving:
             return
         if self.table.inflight[s.holding.slot]:
-            self.table.state[s.holding.slot] = ENDED
+            self.table.end(s.holding.slot)
             self.leaving.append(s)
         else:
             self._give_back(s)
@@ -226,8 +228,10 @@ class Residence:
     def _run_again(self, s: Sequence) -> None:
         """The memory of a sequence is gone: its rows run in the role they had, or behind another hit."""
         if s.clock.h:
+            s.lost = max(s.lost, s.clock.n)
             s.clock.reset()
         else:
+            self.metrics.recomputed.add(s.clock.n)
             s.clock.restart()
         s.status = Status.WAITING
         self.metrics.restarted.add()

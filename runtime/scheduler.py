@@ -131,14 +131,14 @@ class Scheduler:
     def _decode(self, step: StepPlan, left: Left) -> int:
         """Rows of the sequences whose next row the executor knows; how many rows that are at most."""
         t, order = self.table, self.order()
-        drawing = t.drawing[order]
-        slots = order[(t.state[order] == ANSWER) & (t.emitted[order] + drawing < t.most[order])]
-        if not len(slots):
-            return 0
-        held_up = t.alone[slots] & (t.inflight[slots] > 0)
-        if held_up.any():
+        goes_on = (t.state == ANSWER) & (t.emitted + t.drawing < t.most)
+        slots = order[goes_on[order]]
+        if t.constrained:
+            held_up = t.alone[slots] & (t.inflight[slots] > 0)
             self.metrics.held_up.add(int(held_up.sum()))
             slots = slots[~held_up]
+        if not len(slots):
+            return 0
         room = min(left.step, left.kept, left.wanted)
         most = min(room, left.seq)
         if len(slots) >= most:
@@ -148,19 +148,22 @@ class Scheduler:
             self._turn += most
             if not most:
                 return 0
-        drafts = np.minimum(self.policy.most(slots), t.most[slots] - t.emitted[slots] - t.drawing[slots] - 1)
-        drafts = np.maximum(drafts, 0)
-        budget = self._budget(drafts, room - len(slots))
-        rows = drafts + 1
+        rows, budget = np.ones(len(slots), np.int64), -1
+        if self.plan.draft_tokens:
+            drafts = np.minimum(self.policy.most(slots), t.most[slots] - t.emitted[slots] - t.drawing[slots] - 1)
+            drafts = np.maximum(drafts, 0)
+            budget = self._budget(drafts, room - len(slots))
+            rows += drafts
         slots, rows = self._with_blocks(slots, rows)
         k = len(slots)
         out = step.rows[:k]
         np.take(t.words, slots, axis=0, out=step.words[:k], mode="clip")
-        out["rows"] = rows
         out["num_blocks"] = self.memory.counts[slots]
-        out["want_draft"] = self.policy.wanted(slots)
-        step.count, step.budget = k, budget
-        if t.alone[slots].any():
+        if self.plan.draft_tokens:
+            out["rows"] = rows
+            out["want_draft"] = self.policy.wanted(slots)
+        step.count, step.decoding, step.budget = k, k, budget
+        if t.constrained:
             self._constrain(step)
         t.clocks.verify(slots, rows)
         t.send(slots, 1)
@@ -193,10 +196,10 @@ class Scheduler:
     def _with_blocks(self, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Give every sequence the blocks for its rows; those left for which there are some."""
         t, size = self.table, self.plan.block_tokens
-        base = t.clocks.row[slots] + t.clocks.verifying[slots]
-        need = -(-(base + rows) // size) - self.memory.counts[slots]
-        if not (need > 0).any():
+        base, counts = t.clocks.row[slots] + t.clocks.verifying[slots], self.memory.counts[slots]
+        if not (base + rows > counts * np.int64(size)).any():
             return slots, rows
+        need = -(-(base + rows) // size) - counts
         gone = np.zeros(len(slots), bool)
         for i in np.flatnonzero(need > 0).tolist():
             slot = int(slots[i])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -60,6 +61,10 @@ class TokenIds:
         return TokenIds(self._ids[: self.count], len(self._ids) - self.count)
 
 
+def nothing() -> None:
+    """All tokens are in the list."""
+
+
 @dataclass(eq=False)
 class Sequence:
     """One answer: its clock, memory and text. What changes in every step lies in its row of the ``SequenceTable``
@@ -67,7 +72,9 @@ class Sequence:
 
     ``read``: tokens that the text side has seen. ``hit``: positions whose cache entries were adopted.
     ``replayed``: rows that ran although their entries were there. ``proposed``, ``accepted``: how often so many drafts
-    were verified and stayed. ``drafts``: the newest ones, where the host has to know them.
+    were verified and stayed. ``drafts``: the newest ones, where the host has to know them. ``lost``: rows that were
+    computed and whose memory was given up. ``pull``: brings the list of tokens up to date; while the sequence has a
+    slot its newest ones lie in the table.
     """
 
     request: Request
@@ -85,6 +92,7 @@ class Sequence:
     serial: int = 0
     last_time: float | None = None
     read: int = 0
+    pull: Callable[[], None] = nothing
     ids: TokenIds = field(default_factory=lambda: TokenIds((), 0))
     hit: int = 0
     replayed: int = 0
@@ -92,6 +100,7 @@ class Sequence:
     accepted: NDArray[np.int64] | int = 0
     preemptions: int = 0
     inexact: bool = False
+    lost: int = 0
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -102,10 +111,12 @@ class Sequence:
     @property
     def known(self) -> int:
         """Ids known to the host."""
+        self.pull()
         return len(self.request.prompt_ids) + len(self.output.token_ids)
 
     def known_ids(self) -> NDArray[np.int64]:
         """[known] i64."""
+        self.pull()
         if not self.output.token_ids:
             return self.request.prompt_array
         return np.concatenate((self.request.prompt_array, np.array(self.output.token_ids, np.int64)))
@@ -150,6 +161,7 @@ class Sequence:
 
     def finish(self, reason: str, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """The answer ends; its memory is given back by whoever holds the engine."""
+        self.pull()
         self.output.finish_reason, self.output.stop_reason, self.output.error = reason, stop_reason, error
         if self.texts is not None and not isinstance(stop_reason, str):
             self.read_all()
@@ -168,6 +180,7 @@ class Sequence:
     def update(self) -> None:
         """Text and delta of the output, as far as no stop text can begin there."""
         if self.status is not Status.FINISHED:
+            self.pull()
             self.read_all()
         shown = len(self.output.text)
         self.output.text = self.stops.text[: self.stops.shown]
@@ -181,6 +194,7 @@ class Request:
     ``ends``: ids that end an answer. ``most_tokens``: of an answer. ``stream``: results are wanted while it goes on,
     in ``updates``; otherwise there is one result at the end. ``turn``: arrival, made later or earlier by priority;
     smaller goes first. ``deadline``: time at which the request ends, finished or not. ``grammar``: form of the answers.
+    ``prompt_array``: ``prompt_ids`` once more, [p] i64.
     """
 
     request_id: str
@@ -200,10 +214,7 @@ class Request:
     stream: bool = False
     updates: deque[RequestOutput] = field(default_factory=deque)
     grammar: Grammar | None = None
-    prompt_array: NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.prompt_array = np.array(self.prompt_ids, np.int64)
+    prompt_array: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def finished(self) -> bool:
@@ -247,8 +258,8 @@ class Request:
                              tuple(s.debug() for s in self.sequences))
 
 
-def check_prompt(plan: EnginePlan, ids: Series[int], where: str) -> list[int]:
-    """A prompt as plain ints, or a RequestError that names the place."""
+def check_prompt(plan: EnginePlan, ids: Series[int], where: str) -> tuple[list[int], NDArray[np.int64]]:
+    """A prompt as plain ints and as an array, or a RequestError that names the place."""
     array = np.array(ids, np.int64)
     out: list[int] = array.tolist()
     if not out:
@@ -261,4 +272,4 @@ def check_prompt(plan: EnginePlan, ids: Series[int], where: str) -> list[int]:
         raise RequestError("the prompt leaves no room for an answer", where=where, found=f"{len(out)} tokens",
                            allowed=f"at most {plan.max_model_len - 1}",
                            next_step="shorten it, or compile with a larger --max-model-len")
-    return out
+    return out, array
