@@ -26,14 +26,16 @@ from deepinfer.runtime.sequence import Request, Sequence
 from deepinfer.runtime.table import SequenceTable
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
-    """A step that was submitted. ``serials``: of its sequences; ``decoding``, ``prompt``: its rows at most;
-    ``cut``: whether the chunk budget ended its prompt rows."""
+    """A step that was submitted. ``slots``, ``serials``: of its sequences; ``draws``: which of them choose a token;
+    ``decoding``, ``prompt``: its rows at most; ``cut``: whether the chunk budget ended its prompt rows."""
 
     ticket: int
     step: StepPlan
+    slots: NDArray[np.int64]
     serials: NDArray[np.int64]
+    draws: NDArray[np.int64] | int
     decoding: int
     prompt: int
     cut: bool
@@ -61,6 +63,7 @@ class Loop:
         self.lag, self.now = lag, now
         self.flights: deque[Flight] = deque()
         self._steps = deque(StepPlan(plan) for _ in range(lag + 1))
+        self._host_seconds = 0.0  # since the last step's end, without what the engine took
         self._draining = False
 
     def turn(self) -> News | None:
@@ -72,15 +75,18 @@ class Loop:
         return NOTHING if sent else None
 
     def _send(self) -> bool:
-        step = self._steps[0]
+        step, began = self._steps[0], self.now()
         found = self.scheduler.schedule(step)
+        self._host_seconds += self.now() - began
         self._draining = self.scheduler.blocked and bool(self.flights)
         if not found:
             return False
         self._steps.rotate(-1)
         scheduler, rows = self.scheduler, step.sequences
-        serials = self.table.serial[rows["slot"]]
-        self.flights.append(Flight(self.executor.submit(step), step, serials, scheduler.decoding,
+        slots = rows["slot"].astype(np.int64)
+        draws = 1 if step.decoding == step.count else rows["draws"].astype(np.int64)
+        serials = self.table.serial[slots]
+        self.flights.append(Flight(self.executor.submit(step), step, slots, serials, draws, scheduler.decoding,
                                    scheduler.prompt_rows, scheduler.chunk_cut))
         return True
 
@@ -92,7 +98,8 @@ class Loop:
         except Exception:
             self._forget(flight)
             raise
-        touched, ended = self.results.take(flight.step, flight.serials, result, self.now())
+        began = self.now()
+        touched, ended = self.results.take(flight, result, began)
         for s in ended:
             self.scheduler.drop(s)
         if self.residence.leaving:
@@ -100,8 +107,11 @@ class Loop:
         self.scheduler.chunks.observe(flight.decoding, flight.prompt, result.seconds, flight.cut)
         self.metrics.steps.add()
         rows = int(result.verified[: flight.step.count].sum()) + flight.step.ids
-        rows += int((flight.step.sequences["kind"] == 1).sum())
+        rows += flight.step.decoding
         self.metrics.iteration_tokens.observe(rows)
+        self.metrics.engine_seconds.observe(result.seconds)
+        self.metrics.host_seconds.observe(self._host_seconds + self.now() - began)
+        self._host_seconds = 0.0
         return News(touched, ended)
 
     def give_up(self) -> None:
@@ -111,8 +121,8 @@ class Loop:
             with suppress(Exception):
                 self.executor.wait(flight.ticket)
             self._forget(flight)
-        self.table.inflight[:] = self.table.drawing[:] = 0  # also of a step that was never submitted
+        self.table.forget_flights()  # also of a step that was never submitted
         self._draining = False
 
     def _forget(self, flight: Flight) -> None:
-        self.table.retire(flight.step.sequences["slot"], flight.step.sequences["draws"])
+        self.table.retire(flight.slots, flight.draws)

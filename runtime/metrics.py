@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 240.0)
+_SHORT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_DEPTHS = tuple(range(9))
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass
 class Counter:
-    """Only rises. ``label``: name of the one label, if values are kept apart by one."""
+    """Only rises. ``label``: name of what values are kept apart by, if anything; several names, and values of them in
+    that order, have commas between."""
 
     name: str
     help: str
@@ -32,15 +35,19 @@ class Counter:
     def text(self, kind: str = "counter") -> list[str]:
         shown = self.values if self.values or self.label else {"": 0.0}
         return [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {kind}",
-                *(f"{self.name}{{{self.label}=\"{k}\"}} {v:g}" if self.label else f"{self.name} {v:g}"
-                  for k, v in shown.items())]
+                *(f"{self.name}{self._labels(k)} {v:g}" for k, v in shown.items())]
+
+    def _labels(self, value: str) -> str:
+        pairs = zip(self.label.split(","), value.split(","), strict=True) if self.label else ()
+        found = ",".join(f'{name}="{part}"' for name, part in pairs)
+        return f"{{{found}}}" if found else ""
 
 
 class Gauge(Counter):
     """The latest value."""
 
-    def set(self, value: float) -> None:
-        self.values[""] = value
+    def set(self, value: float, label: str = "") -> None:
+        self.values[label] = value
 
     def text(self, kind: str = "gauge") -> list[str]:
         return super().text(kind)
@@ -60,9 +67,9 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self._bounds = np.array(self.bounds, np.float64)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def observe_all(self, values: NDArray[np.float64], times: NDArray[np.int64]) -> None:
         """Each of ``values`` [k] ``times`` [k] times."""
@@ -91,9 +98,16 @@ class Metrics:
         self.running = Gauge("vllm:num_requests_running", "Requests with a slot")
         self.waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue, preempted ones among them")
         self.cache_usage = Gauge("vllm:kv_cache_usage_perc", "Part of the cache blocks that is held, 0 to 1")
+        self.cache_used = Gauge("deepinfer:kv_cache_used_ratio", "Part of a cache's units that is held, 0 to 1",
+                                label="group")
+        self.cache_bytes = Gauge("deepinfer:kv_cache_bytes", "Bytes of the units that are held: blocks (pages), rings "
+                                 "of running sequences (windows), window snapshots and preempted sequences",
+                                 label="group,tier")
         self.preemptions = Counter("vllm:num_preemptions_total", "Sequences that gave up their memory for others")
         self.spilled = Counter("deepinfer:preemptions_spilled_total", "Preemptions that moved the memory to the host")
         self.restarted = Counter("deepinfer:preemptions_restarted_total", "Preemptions whose rows ran again")
+        self.recomputed = Counter("deepinfer:recomputed_tokens_total",
+                                  "Rows that ran again because a preempted sequence had given them up")
         self.inexact = Counter("deepinfer:preemptions_inexact_total",
                                "Preemptions after which rows ran behind another replay log")
         self.prefix_queries = Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache")
@@ -106,6 +120,7 @@ class Metrics:
                                    "Drafts verified, by position", label="position")
         self.accepted_at = Counter("vllm:spec_decode_num_accepted_tokens_per_pos_total",
                                    "Drafts accepted, by position", label="position")
+        self.depth = Histogram("deepinfer:spec_decode_depth", "Drafts chosen for a verify of one sequence", _DEPTHS)
         self.held_up = Counter("deepinfer:constrained_rows_held_up_total",
                                "Rows that waited a step for the tokens that their grammar needs")
         self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt rows computed")
@@ -117,6 +132,11 @@ class Metrics:
         self.end_to_end = Histogram("vllm:e2e_request_latency_seconds", "Arrival to end")
         self.queued = Histogram("vllm:request_queue_time_seconds", "Arrival to first row")
         self.steps = Counter("deepinfer:steps_total", "Steps run")
+        self.host_seconds = Histogram("deepinfer:step_cpu_seconds", "Of a step, what the host took to plan it and to "
+                                      "read its results", _SHORT_SECONDS)
+        self.engine_seconds = Histogram("deepinfer:step_device_seconds", "Of a step, what the engine took to run it",
+                                        _SHORT_SECONDS)
+        self.compiles = Counter("deepinfer:kernel_compiles_total", "Kernels compiled while serving")
 
     def clear(self) -> None:
         """Forget everything, as at the start."""

@@ -7,13 +7,13 @@ together, in arrays; text is made when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.errors import RequestError
-from deepinfer.runtime.executor import DECODE, Logprobs, StepPlan, StepResult
+from deepinfer.runtime.executor import Logprobs, StepPlan, StepResult
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import TokenLogprobs
 from deepinfer.runtime.plan import EnginePlan
@@ -21,7 +21,27 @@ from deepinfer.runtime.prefix.interface import NoCache, PrefixCache
 from deepinfer.runtime.sampling import NOT_FINITE, Logprob
 from deepinfer.runtime.sequence import Request, Sequence, Status
 from deepinfer.runtime.speculation.interface import DraftPolicy, Observed
-from deepinfer.runtime.table import ENDED, SequenceTable
+from deepinfer.runtime.table import SequenceTable
+
+
+Places = NDArray[np.int64] | slice  # of sequences in a step
+
+
+class Taken(Protocol):
+    """A step that has ended: ``slots`` and ``serials`` of the sequences that it was planned for, and which of them
+    ``draws`` a token (0 or 1 each, or of all)."""
+
+    @property
+    def step(self) -> StepPlan: ...
+
+    @property
+    def slots(self) -> NDArray[np.int64]: ...
+
+    @property
+    def serials(self) -> NDArray[np.int64]: ...
+
+    @property
+    def draws(self) -> NDArray[np.int64] | int: ...
 
 
 class Results:
@@ -32,45 +52,43 @@ class Results:
         self.plan, self.table, self.prefix, self.policy = plan, table, prefix, policy
         self.metrics, self.decode = metrics, decode
         self._places = np.arange(plan.draft_tokens + 1)
+        self._depths = self._places.astype(np.float64)
         self._labels = [str(place) for place in range(plan.draft_tokens)]
         self._touched: dict[Request, None] = {}
         self._ended: list[Sequence] = []
         self._now = 0.0
         self._publishes = not isinstance(prefix, NoCache)
 
-    def take(self, step: StepPlan, serials: NDArray[np.int64], result: StepResult,
-             now: float) -> tuple[list[Request], list[Sequence]]:
-        """Bring every sequence of a step up to date.
-
-        ``serials``: of the sequences that the step was planned for; those that have ended since are left alone.
+    def take(self, flight: Taken, result: StepResult, now: float) -> tuple[list[Request], list[Sequence]]:
+        """Bring every sequence of a step up to date; those that ended after it was planned are left alone.
 
         Returns the requests with news that somebody waits for, and the sequences that ended.
         """
         self._touched, self._ended, self._now = {}, [], now
-        t, rows = self.table, step.sequences
-        slots, draws = rows["slot"], rows["draws"]
-        t.retire(slots, draws)
-        at = np.flatnonzero((t.serial[slots] == serials) & (t.state[slots] != ENDED))
-        decoded = at[rows["kind"][at] == DECODE]
-        self._prompts(step, result, at[rows["kind"][at] != DECODE])
+        t, step, slots = self.table, flight.step, flight.slots
+        t.retire(slots, flight.draws)
+        alive = t.serial[slots] == flight.serials
+        decoded: Places = slice(0, step.decoding)
         fine = result.finite[decoded]
-        if not fine.all():
-            decoded = self._broken(step, decoded, fine)
-        if result.errors:
-            at_once = np.array([i not in result.errors for i in decoded.tolist()], bool)
-            decoded = decoded[at_once]
-        if len(decoded):
-            t.clocks.accept(slots[decoded], rows["rows"][decoded], result.accepted[decoded])
-            self._drafts_counted(step, result, decoded)
-        for i, sentence in result.errors.items():
-            s = t.sequences[int(slots[i])]
-            if s is not None and s.serial == serials[i] and s.status is not Status.FINISHED:
-                self._fail(s, sentence)
-        chosen = at[(result.count[at] > 0)]
-        if len(chosen):
-            self._tokens(step, result, chosen, now)
-        if self._publishes:
-            self._publish(slots[at])
+        if not (alive.all() and fine.all()) or result.errors:
+            decoded = self._going_on(flight, result, alive, fine)
+        chosen = decoded
+        if step.decoding < step.count:
+            prompts = step.decoding + np.flatnonzero(alive[step.decoding:])
+            self._prompts(step, result, prompts)
+            chosen = np.concatenate((np.arange(step.decoding)[decoded], prompts[result.count[prompts] > 0]))
+        at = slots[decoded]
+        if len(at):
+            accepted = result.accepted[decoded]
+            t.clocks.accept(at, step.rows["rows"][decoded], accepted)
+            self._drafts_counted(step, result, at, decoded, accepted)
+        self._errors(flight, result)
+        at = slots[chosen]
+        if len(at):
+            self._tokens(result, at, chosen, now)
+            if self._publishes:
+                self._publish(at)
+        t.pull_some()
         return list(self._touched), self._ended
 
     # ---- rows -------------------------------------------------------------------------------------------------------
@@ -94,20 +112,33 @@ class Results:
             if self._publishes:
                 self.prefix.committed(s)
 
-    def _broken(self, step: StepPlan, at: NDArray[np.int64], fine: NDArray[np.bool_]) -> NDArray[np.int64]:
-        for slot in step.rows["slot"][at[~fine]].tolist():
+    def _going_on(self, flight: Taken, result: StepResult, alive: NDArray[np.bool_],
+                  fine: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The decoding rows that count: those whose logits are no numbers fail, and so do, later, those with errors."""
+        decoding = flight.step.decoding
+        for slot in flight.slots[:decoding][alive[:decoding] & ~fine].tolist():
             s = self.table.sequences[slot]
             assert s is not None
             self._fail(s, NOT_FINITE)
-        return at[fine]
+        return np.array([i for i in np.flatnonzero(alive[:decoding] & fine).tolist() if i not in result.errors],
+                        np.int64)
 
-    def _drafts_counted(self, step: StepPlan, result: StepResult, at: NDArray[np.int64]) -> None:
-        verified, accepted = result.verified[at], result.accepted[at]
-        slots = step.rows["slot"][at]
-        if self.plan.draft_tokens and int(verified.sum()):
+    def _errors(self, flight: Taken, result: StepResult) -> None:
+        for i, sentence in result.errors.items():
+            s = self.table.sequences[int(flight.slots[i])]
+            if s is not None and s.serial == flight.serials[i] and s.status is not Status.FINISHED:
+                self._fail(s, sentence)
+
+    def _drafts_counted(self, step: StepPlan, result: StepResult, slots: NDArray[np.int64], at: Places,
+                        accepted: NDArray[np.int32]) -> None:
+        if not self.plan.draft_tokens:
+            return
+        verified = result.verified[at]
+        if verified.any():
             m = self.metrics
             proposed, kept = self._by_place(verified), self._by_place(accepted)
             m.drafts.add(proposed[0])
+            m.depth.observe_all(self._depths, np.bincount(verified, minlength=len(self._depths)))
             m.draft_tokens.add(sum(proposed))
             m.accepted_tokens.add(sum(kept))
             for label, asked, stayed in zip(self._labels, proposed, kept, strict=True):
@@ -125,42 +156,44 @@ class Results:
         return found
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
-    def _tokens(self, step: StepPlan, result: StepResult, at: NDArray[np.int64], now: float) -> None:
-        t = self.table
-        slots = step.rows["slot"][at].astype(np.int64)
+    def _tokens(self, result: StepResult, slots: NDArray[np.int64], at: Places, now: float) -> None:
+        """``slots``: of the sequences that chose tokens; ``at``: their places in the step."""
+        t, drafts = self.table, self.plan.draft_tokens
         count, tokens = result.count[at].astype(np.int64), result.tokens[at]
-        is_end = np.zeros(tokens.shape, bool)
-        for place in range(t.most_ends):
-            is_end |= tokens == t.ends[slots, place, None]
-        is_end &= self._places < count[:, None]
-        ended = is_end.any(axis=1)
-        keep = np.where(ended, is_end.argmax(axis=1) + 1, count)
-        room = t.most[slots] - t.emitted[slots]
-        ended &= keep <= room
-        keep = np.minimum(keep, room)
-        single = t.single[slots]
-        over = ended | (keep == room)
-        self._times(slots, keep, now)
-        answers = map(t.answers.__getitem__, slots.tolist())
-        if self.plan.draft_tokens:
-            flat, stops = tokens[self._places < keep[:, None]].tolist(), np.cumsum(keep).tolist()
-            first = 0
-            for answer, stop in zip(answers, stops, strict=True):
-                answer.extend(flat[first:stop])
-                first = stop
+        emitted = t.emitted[slots]
+        room = t.most[slots] - emitted
+        is_end = tokens == t.ends[0][slots, None]
+        for place in range(1, t.most_ends):
+            is_end |= tokens == t.ends[place][slots, None]
+        if drafts:
+            is_end &= self._places < count[:, None]
+            ended = is_end.any(axis=1)
+            keep = np.where(ended, is_end.argmax(axis=1) + 1, count)
         else:
-            for answer, token in zip(answers, tokens[:, 0].tolist(), strict=True):
-                answer.append(token)
-        t.emitted[slots] += keep
+            ended, keep = is_end[:, 0], count
+        ended = ended & (keep <= room)
+        keep = np.minimum(keep, room)
+        self._times(slots, keep, now)
+        t.append(slots, emitted, tokens)
+        t.emitted[slots] = emitted + keep
         t.last[slots] = now
         self.metrics.generation_tokens.add(int(keep.sum()))
-        for k in np.flatnonzero(single | over | t.streamed[slots]).tolist():
-            s = t.sequences[int(slots[k])]
-            assert s is not None
-            self._one(s, int(at[k]), int(keep[k]), bool(ended[k]), result)
+        looked = t.watched[slots] | ended | (keep == room)
+        if looked.any():
+            places = at.indices(len(result.count))[0] + np.arange(len(slots)) if isinstance(at, slice) else at
+            for k in np.flatnonzero(looked).tolist():
+                s = t.sequences[int(slots[k])]
+                assert s is not None
+                self._one(s, int(places[k]), int(keep[k]), bool(ended[k]), result)
 
     def _times(self, slots: NDArray[np.int64], keep: NDArray[np.int64], now: float) -> None:
-        last = self.table.last[slots]
+        last, observed = self.table.last[slots], self.metrics.inter_token
+        earliest = float(last.min())  # NaN if there is one
+        if earliest == float(last.max()):  # all were part of the step before
+            for tokens, times in enumerate(np.bincount(keep).tolist()):
+                if times and tokens:
+                    observed.observe((now - earliest) / tokens, times * tokens)
+            return
         first = np.isnan(last)
         if first.any():
             for slot in slots[first].tolist():
@@ -170,16 +203,17 @@ class Results:
                 if m.first_token_time is None:
                     m.first_token_time = now
                     self.metrics.first_token.observe(now - m.arrival_time)
-            self.metrics.inter_token.observe_all(np.zeros(int(first.sum())), keep[first] - 1)
+            observed.observe_all(np.zeros(int(first.sum())), keep[first] - 1)
             last, keep = last[~first], keep[~first]
-        self.metrics.inter_token.observe_all((now - last) / np.maximum(keep, 1), keep)
+        observed.observe_all((now - last) / np.maximum(keep, 1), keep)
 
     def _one(self, s: Sequence, i: int, keep: int, ended: bool, result: StepResult) -> None:
         """Everything about the newest ``keep`` tokens of one answer that needs a look at each."""
+        s.pull()
         r, tokens = s.request, s.output.token_ids
         reason: str | None = None
         stop: int | str | None = None
-        if not ended and len(r.ends) > self.table.ends.shape[1]:
+        if not ended and len(r.ends) > len(self.table.ends):
             fresh = tokens[len(tokens) - keep:]
             found = next((k for k, token in enumerate(fresh, 1) if token in r.ends), None)
             if found is not None:
