@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from deepinfer.disk import no_room, of_the_machine, room_in
 
@@ -63,8 +63,11 @@ class Cache:
     """Content-addressed store of build results.
 
     ``fetch(key, make)`` returns the entry of ``key``; on a miss ``make(folder)`` writes its files into an
-    empty folder (top level only). An exception of ``make`` leaves nothing behind.
+    empty folder (top level only). An exception of ``make`` leaves nothing behind. ``made``: what this process made so
+    far, in all caches.
     """
+
+    made: ClassVar[int] = 0
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root if root is not None else cache_root()
@@ -116,6 +119,7 @@ class Cache:
             for name in (*names, _KEY, _SUMS):
                 sync(aside / name)
             self._publish(aside, place, key)
+            Cache.made += 1
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         return Entry(digest, place, {name: place / name for name in names}, hit=False)

@@ -22,6 +22,17 @@ class Bytes(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Use:
+    """What a part of the cache takes now: ``bytes`` in the memory of the ``engine`` or of the ``host`` (``tier``);
+    ``ratio``: of its units, those held, where it has a fixed number."""
+
+    group: str
+    tier: str
+    bytes: int
+    ratio: float | None = None
+
+
 class Holding:
     """A slot and the blocks of one sequence; block b holds positions b*B .. b*B + B - 1. A view of the slot's row of
     all block tables."""
@@ -214,6 +225,14 @@ class SequenceMemory:
 
     def _bytes(self, block: int) -> dict[str, NDArray[np.uint8]]:
         return {s.name: self.engine.state(s.name, block).copy() for s in self.plan.paged}
+
+    def uses(self) -> list[Use]:
+        """Blocks (with those that only a prefix cache holds), rings of running sequences, preempted sequences."""
+        ring = sum(s.unit_bytes for s in self.plan.rings)
+        pools = (("pages", self.blocks, self.block_bytes), ("windows", self.slots, ring))
+        held = [Use(name, "engine", (pool.size - pool.free) * size, 1 - pool.free / max(1, pool.size))
+                for name, pool, size in pools]
+        return [*held, Use("preempted", "host", sum(s.bytes for s in self.spilled))]
 
     def check(self) -> None:
         """The books against every holding that is alive and the blocks that a prefix cache holds; InternalError when

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from deepinfer.runtime import events
 from deepinfer.runtime.clock import STEP, Clock, Replayed
+from deepinfer.runtime.memory import Use
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.chain import BlockChain
 from deepinfer.runtime.prefix.counters import PrefixCounters
@@ -350,6 +351,12 @@ class MemoryCache:
             yield from progress.pins
         if self.link is not None:
             yield from self.link.held()
+
+    def uses(self) -> list[Use]:
+        """See ``PrefixCache``: the window snapshots."""
+        pool = self.windows
+        share = pool.held / max(1, pool.units)
+        return [Use("snapshots", "host", round(pool.bytes * share), share)]
 
     def close(self) -> None:
         """See ``PrefixCache``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from deepinfer.runtime.memory import SequenceMemory
+    from deepinfer.runtime.memory import SequenceMemory, Use
     from deepinfer.runtime.metrics import Metrics
     from deepinfer.runtime.sequence import Sequence
 
@@ -87,6 +87,10 @@ class PrefixCache(Protocol):
         """Every block that the cache holds, for the pool's books."""
         ...
 
+    def uses(self) -> Iterable[Use]:
+        """What it takes besides the engine's blocks."""
+        ...
+
 
 class NoCache:
     """Nothing is found and nothing is kept."""
@@ -118,4 +122,7 @@ class NoCache:
         pass
 
     def held(self) -> Iterable[int]:
+        return ()
+
+    def uses(self) -> Iterable[Use]:
         return ()

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from deepinfer.codegen.cache import Cache
 from deepinfer.errors import RequestError
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Counter, Gauge, Histogram, Metrics
@@ -40,6 +41,7 @@ class EngineLoop:
         self._compiling: dict[int, _Compiling] = {}
         self._stopping = False
         self._reported, self._reported_free = 0.0, 0
+        self._made = Cache.made  # an engine that was compiled in this process was so before it serves
 
     def run(self) -> None:
         """Serve until the front end says stop. An engine that fails raises; nothing is served after that."""
@@ -148,6 +150,7 @@ class EngineLoop:
     def _report(self) -> None:
         self._reported, self._reported_free = time.monotonic(), self._free()
         self.core.gauges()
+        self.core.metrics.compiles.values[""] = Cache.made - self._made
         scheduler = self.core.scheduler
         self.socket.send(wire.encode(wire.Snapshot(
             snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), self._reported_free)))

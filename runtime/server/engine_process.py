@@ -117,12 +117,14 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
         llm = make(settings)
         with llm:
             _read_forms_vocabulary(llm)
-            fingerprint = _check(llm, settings)
+            digest = _engine_digest(settings)
+            fingerprint = _check(llm, settings, digest)
             plan, memory = llm.plan, llm.core.memory
             folder = llm.core.engine.checkpoint
             socket.send(wire.encode(wire.Hello(
                 plan.model, plan.target, plan.max_model_len, plan.vocab_size, memory.slots.size, memory.blocks.size,
-                plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start)))
+                plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start,
+                digest)))
             trace = StepTrace(settings.profile_steps, Path(settings.profile)) if settings.profile_steps else None
             EngineLoop(llm.core, socket, trace).run()
         return 0
@@ -148,14 +150,19 @@ def _read_forms_vocabulary(llm: LLM) -> None:
             events.warn("no_structured_outputs", reason=str(error))
 
 
-def _check(llm: LLM, settings: EngineSettings) -> str:
+def _engine_digest(settings: EngineSettings) -> str:
+    """The hash in an engine folder's manifest; "" for what is no such folder."""
+    manifest = Path(settings.engine) / "manifest.json"
+    return str(msgspec.json.decode(manifest.read_bytes())["digest"]) if manifest.is_file() else ""
+
+
+def _check(llm: LLM, settings: EngineSettings, digest_of_engine: str) -> str:
     """Run the self check; a name for engine and weights that answers carry as `system_fingerprint`."""
     digest = greedy_digest(llm.core)
     llm.core.metrics.clear()
     weights = weights_identity(llm.core.engine.checkpoint)
     if settings.records is not None:
-        manifest = Path(settings.engine) / "manifest.json"
-        engine = msgspec.json.decode(manifest.read_bytes())["digest"] if manifest.is_file() else settings.engine
+        engine = digest_of_engine or settings.engine
         check_against_record(digest, Path(settings.records), {
             "engine": engine, "weights": weights, "machine": machine_identity(), "threads": str(settings.threads)})
     return f"fp_{digest[:10]}"

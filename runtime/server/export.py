@@ -20,6 +20,7 @@ from deepinfer.runtime.server.wire import Metric as EngineMetric
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKENS = tuple(float(2**i) for i in range(21))
 _SECONDS = (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
 _MODEL = "model_name"
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which no dashboard reads
@@ -46,6 +47,9 @@ class ServerMetrics:
         self._generated = histogram("vllm:request_generation_tokens", "Tokens of a finished answer", _TOKENS)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "First row to first token", _SECONDS)
         self._decode = histogram("vllm:request_decode_time_seconds", "First to last token", _SECONDS)
+        self._inference = histogram("vllm:request_inference_time_seconds", "First row to last token", _SECONDS)
+        self._per_token = histogram("vllm:request_time_per_output_token_seconds", "First to last token, divided by "
+                                    "the tokens behind the first", _TOKEN_SECONDS)
         self._model = model
         self._answers = Counter("deepinfer:http_responses", "Responses by route and status",
                                 [_MODEL, "route", "status"], registry=registry)
@@ -60,11 +64,15 @@ class ServerMetrics:
             return
         self._prompt.observe(ticket.prompt_tokens)
         self._generated.observe(ticket.tokens)
-        if update.times is not None:
-            if update.times.prefill is not None:
-                self._prefill.observe(update.times.prefill)
-            if update.times.decode is not None:
-                self._decode.observe(update.times.decode)
+        times = update.times
+        if times is None or times.prefill is None:
+            return
+        self._prefill.observe(times.prefill)
+        if times.decode is not None:
+            self._decode.observe(times.decode)
+            self._inference.observe(times.prefill + times.decode)
+            if ticket.tokens > 1:
+                self._per_token.observe(times.decode / (ticket.tokens - 1))
 
     def answered(self, route: str, status: int) -> None:
         """Count a response; ``route`` is one of ours, never what a client made up."""
@@ -95,8 +103,9 @@ class _EngineCollector(Collector):
         yield restarts
         if (hello := self._hello()) is not None:
             info = GaugeMetricFamily("deepinfer:artifact_info", "1, with what the engine is", labels=[
-                _MODEL, "artifact", "target", "fingerprint", "max_model_len", "sequences", "blocks", "block_tokens"])
-            info.add_metric([self._model, hello.model, hello.target, hello.fingerprint, *map(str, (
+                _MODEL, "artifact", "hash", "target", "fingerprint", "max_model_len", "sequences",
+                "blocks", "block_tokens"])
+            info.add_metric([self._model, hello.model, hello.digest, hello.target, hello.fingerprint, *map(str, (
                 hello.max_model_len, hello.slots, hello.blocks, hello.block_tokens))], 1)
             yield info
         snapshot = self._snapshot()
@@ -104,7 +113,7 @@ class _EngineCollector(Collector):
             yield self._family(metric)
 
     def _family(self, metric: EngineMetric) -> Metric:
-        labels = [_MODEL, metric.label] if metric.label else [_MODEL]
+        labels = [_MODEL, *metric.label.split(",")] if metric.label else [_MODEL]
         if metric.kind == "histogram":
             family = HistogramMetricFamily(metric.name, metric.help, labels=labels)
             seen, buckets = 0, []
@@ -116,5 +125,5 @@ class _EngineCollector(Collector):
         kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
         plain = kind(metric.name, metric.help, labels=labels)
         for value, number in metric.values.items():
-            plain.add_metric([self._model, value] if metric.label else [self._model], number)
+            plain.add_metric([self._model, *value.split(",")] if metric.label else [self._model], number)
         return plain

@@ -49,7 +49,8 @@ class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
-    """The engine can serve. ``checkpoint``: the folder whose tokenizer belongs to it; ``seconds``: to get here."""
+    """The engine can serve. ``checkpoint``: the folder whose tokenizer belongs to it; ``seconds``: to get here;
+    ``digest``: of the engine folder, "" where there is none."""
 
     model: str
     target: str
@@ -61,6 +62,7 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     checkpoint: str | None
     fingerprint: str
     seconds: float
+    digest: str = ""
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
@@ -109,7 +111,8 @@ class Step(msgspec.Struct, array_like=True, tag="step", frozen=True):
 class Metric(msgspec.Struct, array_like=True, frozen=True):
     """One metric by value: ``kind`` counter, gauge or histogram.
 
-    ``values``: by label value ("" without a label). ``counts``: of a histogram's buckets, each apart.
+    ``values``: by label value ("" without a label); commas part the values of several labels. ``counts``: of a
+    histogram's buckets, each apart.
     """
 
     kind: str

@@ -94,6 +94,9 @@ def test_preemption_is_exact(spill: int, how: str) -> None:
     assert getattr(c.metrics, how).value > 0
     assert c.metrics.preemptions.value == sum(r.metrics.num_preemptions for r in requests)
     assert requests[0].metrics.num_preemptions == 0  # the first to come is the last to give way
+    needed = sum(len(r.prompt_ids) + len(r.outputs[0].token_ids) - 1 for r in requests)
+    assert c.metrics.iteration_tokens.total == needed + c.metrics.recomputed.value
+    assert (c.metrics.recomputed.value > 0) == (how == "restarted")
 
 
 def test_a_spill_that_loses_a_ring_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from server.running import MODEL, Running, running
 from server.scripted_engine import BLOCK, HELLO, LONGEST
 
@@ -48,6 +49,39 @@ def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Runn
     assert f'artifact="scripted",block_tokens="{BLOCK}"' in shown
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert server.samples()[f"vllm:{name}"] == 0
+
+
+# what operators of such servers look for, beside the names that vLLM's dashboards ask for
+EXPECTED = {
+    "vllm": """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+        time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds
+        request_time_per_output_token_seconds request_queue_time_seconds request_prefill_time_seconds
+        request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens
+        iteration_tokens_total prompt_tokens generation_tokens request_success num_preemptions spec_decode_num_drafts
+        spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos""",
+    "deepinfer": """kv_cache_used_ratio kv_cache_bytes prefix_hit_tokens step_cpu_seconds step_device_seconds
+        spec_decode_num_draft_tokens_per_pos spec_decode_depth preemptions_spilled preemptions_restarted
+        recomputed_tokens kernel_compiles artifact_info engine_restarts http_responses requests_refused answers_cut""",
+}
+
+
+def test_every_metric_that_operators_look_for_is_there(server: Running) -> None:
+    server.chat("hello")
+    server.wait_idle()
+    families = {f.name: f for f in text_string_to_metric_families(server.client.get("/metrics").text)}
+    wanted = {f"{owner}:{name}" for owner, names in EXPECTED.items() for name in names.split()}
+    assert not wanted - {name.removesuffix("_total") for name in families} - set(families)
+    labels = {name: set(f.samples[0].labels) - {"model_name", "le"} for name, f in families.items() if f.samples}
+    assert labels["deepinfer:kv_cache_bytes"] == {"group", "tier"}
+    assert labels["vllm:request_success"] == {"finished_reason"}
+    assert {"hash", "target"} <= labels["deepinfer:artifact_info"]
+    held = {s.labels["group"]: s.value for s in families["deepinfer:kv_cache_bytes"].samples}
+    assert held["windows"] == held["preempted"] == 0 and set(held) == {"pages", "windows", "snapshots", "preempted"}
+    assert families["deepinfer:kernel_compiles"].samples[0].value == 0
+    steps = families["deepinfer:steps"].samples[0].value
+    for name in ("deepinfer:step_cpu_seconds", "deepinfer:step_device_seconds"):
+        found = {s.name: s.value for s in families[name].samples}
+        assert found[f"{name}_count"] == steps and found[f"{name}_sum"] > 0
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(server: Running, repository: Path) -> None:
