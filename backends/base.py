@@ -42,8 +42,8 @@ class Capabilities:
     ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
     cost
     of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that
-    draw tokens; else drafts are the largest logits, and the runtime draws on the host. ``roofs``: machines that
-    reports predict for; they change no code.
+    draw tokens; else drafts are the largest logits, and the runtime draws on the host. ``fetches``: rows of lookup
+    tables can be asked for ahead of their use. ``roofs``: machines that reports predict for; they change no code.
     """
 
     target: str
@@ -55,6 +55,7 @@ class Capabilities:
     barrier_us: float = 1.0
     on_chip_bytes: int = 1 << 20
     draws: bool = False
+    fetches: bool = False
     roofs: tuple[Roof, ...] = ()
 
 

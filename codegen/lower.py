@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from deepinfer.backends.base import Backend
+from deepinfer.codegen.passes.fetch import add_fetches
 from deepinfer.codegen.passes.fuse import Region, fuse
 from deepinfer.codegen.passes.narrow import Narrowing, narrow_model
 from deepinfer.codegen.passes.numerics import drop_rounding
@@ -121,6 +122,8 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
         graphs = {k: without_draws(g) for k, g in graphs.items()}
     elif (sample := sampling(graphs["step"])) is not None:
         graphs |= {SAMPLE: sample}
+    if caps.fetches:
+        graphs = {k: add_fetches(g, model.params.declared) for k, g in graphs.items()}
     with log.run("fuse") as text:
         regions = {k: fuse(g, caps) for k, g in graphs.items()}
         text.append(", ".join(f"{k} {len(r)} kernels" for k, r in regions.items()))

@@ -277,6 +277,11 @@ def _gather(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     return Type(idx.type.rows, (*idx.type.dims, *table.type.dims[1:]), dtype)
 
 
+@op("fetch", "routing", "(table, index) -> index: rows of a table that a later kernel looks up; changes no value")
+def _fetch(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
+    return inputs[1].type
+
+
 @op("take", "routing", "(values [n], index [k] i32) -> [k]")
 def _take(inputs: Sequence[Node], attrs: dict[str, Attr]) -> Type:
     v, idx = inputs

@@ -17,6 +17,7 @@ CAPABILITIES = Capabilities(
     barrier_us=2.0,
     on_chip_bytes=1 << 20,
     draws=True,
+    fetches=True,
     roofs=(Roof("2 cores of an AMD EPYC", 47.1e9, 138e9, "measured: a read loop over 1 GiB, bf16 dot products"),),
 )
 

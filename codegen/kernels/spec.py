@@ -63,6 +63,7 @@ class TileOp:
 
     - ``load`` operand=i: this row of operand i (params: the whole tensor, or the row named by an index in ``gather``);
     - ``store`` operand=i (value): write this row;
+    - ``fetch`` operand=i (a param): the rows that the argument names will be looked up by a later kernel;
     - ``acc`` i: result i of the family's anchor for this row (gemm: columns of this block only);
     - ``const`` values | make; ``carry`` name (inside a scan body);
     - ``store_record`` operand=state (value): encode into the state's record and write it (extend: to ``fresh``;

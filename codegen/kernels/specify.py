@@ -154,6 +154,8 @@ class _Writer:
             raw = n.inputs[1].inputs[0]  # the record is encoded once, from the value itself
             value = self.emit(raw)
             self.add("store_record", (value,), raw.dims, str(raw.type.dtype), operand=self.handle(n, write=True))
+        elif n.op == "fetch":
+            self.add("fetch", (self.emit(n.inputs[1]),), n.dims, str(n.type.dtype), operand=self.param(n.inputs[0]))
         else:
             value = self.emit(n)
             self.add("store", (value,), n.dims, str(n.type.dtype), operand=self.output(n))
@@ -196,8 +198,8 @@ def _scan_body(body: Graph) -> TileProgram:
 
 
 def results(region: Region, read_outside: set[int]) -> list[Node]:
-    """Nodes of a region that must be written: state writes, and values read elsewhere."""
-    return [n for n in region.nodes if n.op in ("extend", "append") or n.id in read_outside]
+    """Nodes of a region that have an effect: state writes, fetches, and values read elsewhere."""
+    return [n for n in region.nodes if n.op in ("extend", "append", "fetch") or n.id in read_outside]
 
 
 def specify(graph: Graph, region: Region, read_outside: set[int]) -> Specified:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deepinfer.backends.base import GRANULARITIES, Capabilities
+from deepinfer.codegen.passes.fetch import delay_lookups
 from deepinfer.dsl.graph import Graph, Node
 from deepinfer.dsl.ops import BINARY, COMPARE, INTEGER, UNARY
 from deepinfer.dsl.types import Rows
@@ -76,7 +77,7 @@ def _reaches(limit: str, need: str) -> bool:
     return GRANULARITIES.index(need) <= GRANULARITIES.index(limit)
 
 
-class _Levels:
+class Levels:
     """Level of every computing node; the nodes of one selection (score, block maxima, top-k) are one unit."""
 
     def __init__(self, graph: Graph) -> None:
@@ -100,9 +101,15 @@ class _Levels:
             for d in set(self.inputs(root)):
                 self.readers[d].append(root)
         outputs = {self.unit[owner(v).id] for v in graph.outputs.values()}
+        delay_lookups(self, outputs)
         for root in reversed(self.order):
             if root not in outputs:
                 self._sink(root)
+
+    def move(self, units: Iterable[int], down: int) -> None:
+        """Moves units down by so many levels, less one if odd: anchors stay on odd levels."""
+        for u in units:
+            self.level[u] += max(0, down) // 2 * 2
 
     # ---- sinking: what is small to make again stays small until it is read ---------------------------------------
     def _sink(self, root: int) -> None:
@@ -176,17 +183,16 @@ class _Levels:
         return out
 
     def _level(self, root: int) -> int:
-        anchor = self.is_anchor(root)
-        level = 1 if anchor else 0
-        for d in self.inputs(root):
-            have, from_anchor = self.level[d], self.is_anchor(d)
-            if anchor:
-                level = max(level, have + 2 if from_anchor else have + 1)
-            elif self.units[d][0].op in ("extend", "append"):
-                level = max(level, have + 2)  # it reads rows that other items of the writing kernel make
-            else:
-                level = max(level, have + 1 if from_anchor else have)
-        return level
+        return max((self.level[d] + self.distance(d, root) for d in self.inputs(root)),
+                   default=int(self.is_anchor(root)))
+
+    def distance(self, unit: int, reader: int) -> int:
+        """Levels between a unit and one that reads it, at least."""
+        if self.is_anchor(reader):
+            return 2 if self.is_anchor(unit) else 1
+        if self.units[unit][0].op in ("extend", "append"):
+            return 2  # it reads rows that other items of the writing kernel make
+        return int(self.is_anchor(unit))
 
 
 def _bytes(n: Node) -> int:
@@ -200,7 +206,7 @@ def _rows(n: Node) -> Rows | None:
     return n.type.rows
 
 
-def _anchor_regions(levels: _Levels, caps: Capabilities) -> dict[int, Region]:
+def _anchor_regions(levels: Levels, caps: Capabilities) -> dict[int, Region]:
     """Node id of each anchor-unit node -> its region."""
     out: dict[int, Region] = {}
     merged: dict[object, Region] = {}
@@ -231,7 +237,7 @@ class _Slot:
 
     region: Region
     limit: str
-    levels: _Levels
+    levels: Levels
     taken: dict[int, Region]
     inside: set[int]
 
@@ -262,7 +268,7 @@ class _Slot:
         return True
 
 
-def _epilogues(graph: Graph, levels: _Levels, regions: dict[int, Region], caps: Capabilities) -> None:
+def _epilogues(graph: Graph, levels: Levels, regions: dict[int, Region], caps: Capabilities) -> None:
     """Moves row-local nodes into anchor regions."""
     slots: dict[int, _Slot] = {}
     for n in graph.nodes:
@@ -314,7 +320,7 @@ def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
 
     Row-less arithmetic (parameters combined with constants) belongs to no region: it is repeated where it is read.
     """
-    levels = _Levels(graph)
+    levels = Levels(graph)
     of_node = _anchor_regions(levels, caps)
     _epilogues(graph, levels, of_node, caps)
     _trim(graph, of_node, {owner(v).id for v in graph.outputs.values()}, caps)

@@ -140,10 +140,12 @@ def tensor_bytes(decl: ParamDecl) -> int:
 
 
 def _lookups(spec: KernelSpec) -> dict[int, int]:
-    """Operand -> bytes that a row looks up in it."""
+    """Operand -> bytes that a row looks up in it; fetching ahead moves none of its own."""
     found: dict[int, int] = {}
     for _, program in spec.slots:
         for op in _ops(program):
+            if op.op == "fetch":
+                found.setdefault(op.get("operand"), 0)
             if op.op == "gather" and op.get("operand") is not None:
                 dtype = spec.operands[op.get("operand")].type
                 width = op.dims[-1] if op.dims else 1

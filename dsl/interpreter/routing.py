@@ -43,6 +43,11 @@ def _gather(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     return table[index]
 
 
+@implements("fetch")
+def _fetch(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
+    return args[1]
+
+
 @implements("take")
 def _take(ctx: Context, n: Node, args: Sequence[Value]) -> Value:
     values, index = (on_rows(ctx, i, v, n.type.rows) for i, v in zip(n.inputs, args, strict=True))

@@ -22,8 +22,9 @@ from deepinfer.errors import InternalError
 
 VIEWS = ("reshape", "slice", "expand")
 MEMORY = ("load", "const", "carry")
+EFFECTS = ("store", "store_record", "fetch")  # what a program is printed for
 ROOTS = ("reduce", "encode", "pair_rotate", "concat", "gather", "take", "topk", "argmax", "scan", "pool", "previous",
-         "store", "store_record")
+         *EFFECTS)
 STREAMS = ("pair_rotate", "concat", "encode", "gather")  # roots that make element by element, so can absorb readers
 _REPEAT = 5  # arithmetic up to this cost is repeated rather than kept in memory
 _SHORT = 8  # a reduction over so few elements is written out
@@ -92,7 +93,7 @@ def analyse(program: TileProgram, operands: Sequence[Operand], *, last: bool = F
     for i in reversed(range(len(a.ops))):
         if i in a.alive:
             _assign(a, i, readers_roots, costs, wanted)
-    a.kept = {i for i in a.roots if a.ops[i].op not in ("store", "store_record") and (a.readers[i] or i in wanted)}
+    a.kept = {i for i in a.roots if a.ops[i].op not in EFFECTS and (a.readers[i] or i in wanted)}
     a.emit_at = {i: i for i in a.roots}
     if keeps:
         _absorb(a, readers_roots, wanted)
@@ -101,7 +102,7 @@ def analyse(program: TileProgram, operands: Sequence[Operand], *, last: bool = F
 
 def _mark_alive(a: Analysis, wanted: set[int]) -> None:
     for i in reversed(range(len(a.ops))):
-        if a.ops[i].op in ("store", "store_record") or i in wanted or any(r in a.alive for r in a.readers[i]):
+        if a.ops[i].op in EFFECTS or i in wanted or any(r in a.alive for r in a.readers[i]):
             a.alive.add(i)
     a.readers = [[r for r in rs if r in a.alive] for rs in a.readers]
 
@@ -157,7 +158,7 @@ def _reads_whole(a: Analysis, reader: int, i: int) -> bool:
 def _widens(a: Analysis, i: int, reader: int) -> bool:
     """Whether the reader's loop is larger than the op."""
     o, r = a.ops[i], a.ops[reader]
-    if r.op in ("reduce", "slice", "store", "store_record", "concat", "encode", "gather", "argmax", "topk"):
+    if r.op in ("reduce", "slice", *EFFECTS, "concat", "encode", "gather", "argmax", "topk"):
         return False
     return size(r) > size(o)
 

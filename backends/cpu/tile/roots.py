@@ -254,6 +254,22 @@ def _gather(p: Printer, i: int, o: TileOp) -> list[str]:
     return nest.text()
 
 
+def _fetch(p: Printer, i: int, o: TileOp) -> list[str]:
+    table = p.analysis.operands[o.get("operand")]
+    width = table.size // table.dims[0]
+    r, c = table.type.block if table.type.is_block else (1, width)
+    nest = Nest(p, o.dims)
+    b, name = nest.body, f"p{o.get('operand')}"
+    p.place(o.get("operand"))  # declares the pointer
+    b.lines.append(f"const int64_t g = {b.value(o.args[0], nest.index)};")
+    row_bytes = table.type.data_bytes(width)
+    b.lines.append(f"di_fetch((const char*){name} + g * {row_bytes}, {row_bytes});")
+    if table.type.is_block:
+        n = -(-width // c)
+        b.lines.append(f"di_fetch((const char*){name}_scale + g / {r} * {n}, {n});")
+    return nest.text()
+
+
 def _take(p: Printer, i: int, o: TileOp) -> list[str]:
     values, index = o.args
     while p.analysis.ops[values].op == "reshape":
@@ -358,6 +374,6 @@ def _previous(p: Printer, i: int, o: TileOp) -> list[str]:
 
 TABLE: dict[str, Emit] = {
     "store": _store, "reduce": _reduce, "encode": _encode, "pair_rotate": _pair_rotate, "concat": _concat,
-    "gather": _gather, "take": _take, "topk": _topk, "argmax": _argmax, "scan": _scan, "store_record": _store_record,
-    "pool": _pool, "previous": _previous,
+    "gather": _gather, "fetch": _fetch, "take": _take, "topk": _topk, "argmax": _argmax, "scan": _scan,
+    "store_record": _store_record, "pool": _pool, "previous": _previous,
 }
