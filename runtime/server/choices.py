@@ -25,13 +25,15 @@ def choices_asked(root: Field, most: int) -> int:
 
 
 class ChoicesAnswer:
-    """Answers of an API with `choices`, as one. Usage counts the prompt once and comes with the answer that ends last.
+    """Answers of an API with `choices`, as one. Usage counts each prompt once and comes with the answer that ends last.
 
-    ``include_usage``: whether a chunk without usage says so.
+    ``per_prompt``: answers to each prompt; those to one prompt are neighbours. ``include_usage``: whether a chunk
+    without usage says so.
     """
 
-    def __init__(self, answers: Sequence[Answer], *, include_usage: bool) -> None:
-        self._answers, self._include_usage = list(answers), include_usage
+    def __init__(self, answers: Sequence[Answer], per_prompt: int, *, include_usage: bool) -> None:
+        self._answers, self._per_prompt, self._include_usage = list(answers), per_prompt, include_usage
+        self._begun: set[int] = set()  # prompts that the engine has begun
         self._usages: dict[int, dict[str, Any]] = {}
         self._failure: Answer | None = None
         self.done_line = answers[0].done_line
@@ -40,21 +42,31 @@ class ChoicesAnswer:
         return self._failure is not None or all(a.is_over() for a in self._answers)
 
     def begin(self, cached_tokens: int) -> list[Event]:
-        return [e for i, a in enumerate(self._answers) for e in self._placed(i, a.begin(cached_tokens))]
+        return []  # each prompt begins with its first update, which knows how much of it was cached
 
     def push(self, update: Update) -> list[Event]:
+        shown = self._begin(update)
         answer = self._answers[update.index]
-        return [] if answer.is_over() else self._placed(update.index, answer.push(update))
+        return shown if answer.is_over() else shown + self._placed(update.index, answer.push(update))
+
+    def _begin(self, update: Update) -> list[Event]:
+        prompt, count = update.index // self._per_prompt, self._per_prompt
+        if prompt in self._begun:
+            return []
+        self._begun.add(prompt)
+        return [e for i in range(prompt * count, (prompt + 1) * count)
+                for e in self._placed(i, self._answers[i].begin(update.cached))]
 
     def fail(self, message: str, *, overloaded: bool) -> list[Event]:
         self._failure = self._answers[0]
-        return self._failure.fail(message, overloaded=overloaded)
+        begun = [] if 0 in self._begun else self._failure.begin(0)
+        return begun + self._failure.fail(message, overloaded=overloaded)
 
     def body(self) -> dict[str, Any]:
         if self._failure is not None:
             return self._failure.body()
         bodies = [a.body() for a in self._answers]
-        found = {**bodies[0], "usage": _sum([b["usage"] for b in bodies]),
+        found = {**bodies[0], "usage": self._sum([b["usage"] for b in bodies]),
                  "choices": [{**b["choices"][0], "index": i} for i, b in enumerate(bodies)]}
         return found | ({"debug": [b["debug"] for b in bodies]} if "debug" in found else {})
 
@@ -68,7 +80,7 @@ class ChoicesAnswer:
             if data.get("usage") is not None:
                 self._usages[index] = data.pop("usage")
                 if len(self._usages) == len(self._answers):
-                    data["usage"] = _sum(list(self._usages.values()))
+                    data["usage"] = self._sum([self._usages[i] for i in range(len(self._answers))])
                 elif not data["choices"]:
                     continue
                 elif self._include_usage:
@@ -77,12 +89,19 @@ class ChoicesAnswer:
         return shown
 
 
-def _sum(usages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Usage of one prompt and all answers."""
-    found = dict(usages[0])
-    found["completion_tokens"] = sum(u["completion_tokens"] for u in usages)
-    found["total_tokens"] = found["prompt_tokens"] + found["completion_tokens"]
-    if "completion_tokens_details" in found:
-        reasoning = sum(u["completion_tokens_details"]["reasoning_tokens"] for u in usages)
-        found["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-    return found
+    def _sum(self, usages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Usage of all prompts, each once, and all answers."""
+        prompts = usages[:: self._per_prompt]
+        found = dict(usages[0])
+        for name in ("prompt_tokens", "prompt_cache_hit_tokens", "prompt_cache_miss_tokens"):
+            if name in found:
+                found[name] = sum(u[name] for u in prompts)
+        if "prompt_tokens_details" in found:
+            cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in prompts)
+            found["prompt_tokens_details"] = {"cached_tokens": cached}
+        found["completion_tokens"] = sum(u["completion_tokens"] for u in usages)
+        found["total_tokens"] = found["prompt_tokens"] + found["completion_tokens"]
+        if "completion_tokens_details" in found:
+            reasoning = sum(u["completion_tokens_details"]["reasoning_tokens"] for u in usages)
+            found["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return found

@@ -35,15 +35,25 @@ class CompletionRequest:
     no_tokens: bool
 
 
-def read_completion(root: Field, vocabulary: Vocabulary, max_model_len: int) -> CompletionRequest:
-    """A request as the engine takes it.
+def read_completions(root: Field, vocabulary: Vocabulary, max_model_len: int, most: int) -> list[CompletionRequest]:
+    """A request as the engine takes it, one for each prompt.
+
+    ``most``: prompts that can be open at the same time.
 
     Raises:
         SchemaError, HttpFailure: the body is no such request, or asks for what is not built.
     """
+    prompts = _prompts(root.required("prompt"))
+    if len(prompts) > most:
+        raise HttpFailure(400, f"prompt holds {len(prompts)} prompts, at most {most} can be taken at the same time.",
+                          param="prompt")
+    return [_read(root, prompt, vocabulary, max_model_len) for prompt in prompts]
+
+
+def _read(root: Field, prompt: Field, vocabulary: Vocabulary, max_model_len: int) -> CompletionRequest:
     model = root.required("model").text()
     suffix = root.text_at("suffix")
-    ids, text = _prompt(root.required("prompt"), suffix, vocabulary)
+    ids, text = _prompt(prompt, suffix, vocabulary)
     temperature, top_p = root.number_at("temperature"), root.number_at("top_p")
     check_sampling(temperature, top_p)
     logprobs = root.integer_at("logprobs", 8)
@@ -83,14 +93,15 @@ def read_completion(root: Field, vocabulary: Vocabulary, max_model_len: int) -> 
                              bool(options and options.flag_at("include_usage")), most == 0)
 
 
+def _prompts(field: Field) -> list[Field]:
+    """The prompts of a list of them, or the only one."""
+    value = field.value
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return list(field.items()) if several else [field]
+
+
 def _prompt(field: Field, suffix: str | None, vocabulary: Vocabulary) -> tuple[list[int], str | None]:
     value = field.value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        field = Field(value[0], f"{field.path}[0]")
-        value = field.value
-    elif isinstance(value, list) and value and isinstance(value[0], str | list):
-        raise HttpFailure(400, "prompt is not supported as a list of several: send one request for each.",
-                          code="unsupported_field", param="prompt")
     if isinstance(value, str):
         text = field.text()
         return vocabulary.completion(text, suffix), text

@@ -212,8 +212,8 @@ class EngineLink:
         return len(self._tickets)
 
     def submit(self, prompt_ids: Sequence[int], sampling: wire.Sampling, priority: int = 0,
-               debug: bool = False) -> Ticket:
-        """Hand a request to the engine; see `wire.Submit`.
+               debug: bool = False, beside: Ticket | None = None) -> Ticket:
+        """Hand a request to the engine; see `wire.Submit` and, for ``beside``, `Ticket`.
 
         Raises:
             EngineGone: there is no engine that could take it.
@@ -221,7 +221,7 @@ class EngineLink:
         if self.state is not State.READY:
             raise EngineGone(self.reason)
         key = next(self._keys)
-        ticket = Ticket(key, len(prompt_ids), self._most_waiting, self._abort)
+        ticket = Ticket(key, len(prompt_ids), self._most_waiting, self._abort, beside)
         self._tickets[key] = ticket
         self._send(wire.Submit(key, wire.pack_ids(prompt_ids), sampling, priority, debug))
         return ticket

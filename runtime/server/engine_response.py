@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from deepinfer.recipe import Event
 from deepinfer.runtime.server.answer import Answer
 from deepinfer.runtime.server.failures import HttpFailure, error_body, error_response, unavailable
-from deepinfer.runtime.server.ticket import EngineGone, SlowReader, Ticket
+from deepinfer.runtime.server.ticket import EngineGone, SlowReader, Ticket, Tickets
 from deepinfer.runtime.server.wire import Update
 
 _JSON = b"application/json"
@@ -33,7 +33,7 @@ class EngineResponse(Response):
         on_cut: called when the client went away or was too slow, with the word for it.
     """
 
-    def __init__(self, ticket: Ticket, answer: Answer, *, stream: bool, path: str, request_id: str,
+    def __init__(self, ticket: Ticket | Tickets, answer: Answer, *, stream: bool, path: str, request_id: str,
                  notes: dict[str, Any], keep_alive: float, on_cut: Callable[[str], None]) -> None:
         super().__init__()
         self._ticket, self._answer, self._stream = ticket, answer, stream

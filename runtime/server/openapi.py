@@ -102,7 +102,7 @@ MESSAGES = _object({
 
 COMPLETIONS = _object({
     **_EVERYWHERE, **_SAMPLING, **_PENALTIES, **_STREAM, **_CHOICES, **_BEYOND,
-    "prompt": {"oneOf": [_TEXT, _IDS, _list({"oneOf": [_TEXT, _IDS]}, minItems=1, maxItems=1)]},
+    "prompt": {"oneOf": [_TEXT, _IDS, _list({"oneOf": [_TEXT, _IDS]}, minItems=1)]},
     "suffix": _TEXT, "echo": _FLAG, "max_tokens": _whole(0),
     "logprobs": _whole(0, MOST_TOP_LOGPROBS), "stop": _STOP,
 }, "model", "prompt")

@@ -19,7 +19,7 @@ from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.server import openapi
 from deepinfer.runtime.server.answer import Answer, ConversationAnswer
 from deepinfer.runtime.server.choices import ChoicesAnswer, choices_asked
-from deepinfer.runtime.server.completion import CompletionAnswer, read_completion
+from deepinfer.runtime.server.completion import CompletionAnswer, read_completions
 from deepinfer.runtime.server.engine_response import EngineResponse
 from deepinfer.runtime.server.extensions import (
     CACHE_CLASS_HEADER,
@@ -35,7 +35,7 @@ from deepinfer.runtime.server.extensions import (
 )
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.forms import Form, asked_form, form_of, reasoning_end
-from deepinfer.runtime.server.service import Service
+from deepinfer.runtime.server.service import Prompt, Service
 from deepinfer.runtime.server.vocabulary import Vocabulary
 from deepinfer.runtime.server.wire import Sampling
 
@@ -55,8 +55,7 @@ _BODIES = {"chat": openapi.CHAT, "responses": openapi.RESPONSES, "messages": ope
 class Prepared:
     """A request that is ready for the engine. ``answer`` reads what comes back."""
 
-    ids: list[int]
-    sampling: Sampling
+    prompts: list[Prompt]
     handling: Handling
     answer: Answer
     stream: bool
@@ -86,9 +85,10 @@ def generation_routes(service: Service) -> APIRouter:
         # converting and tokenising a long prompt takes a while; probes are answered meanwhile
         caller = Caller(request.state.tenant, request.headers.get(CACHE_CLASS_HEADER))
         ready = await asyncio.to_thread(prepare, body, vocabulary, caller)
-        ticket = service.submit(ready.ids, ready.sampling, ready.handling.priority, ready.handling.debug)
+        ticket = service.submit(ready.prompts, ready.handling.priority, ready.handling.debug)
         notes = request.state.notes
-        notes.update(prompt_tokens=len(ready.ids), stream=ready.stream, engine_request=ticket.key)
+        notes.update(prompt_tokens=sum(len(p.ids) for p in ready.prompts), stream=ready.stream,
+                     engine_request=ticket.key)
         return EngineResponse(ticket, ready.answer, stream=ready.stream, path=request.url.path,
                               request_id=request.state.request_id, notes=notes, keep_alive=service.settings.keep_alive,
                               on_cut=service.metrics.cut)
@@ -156,28 +156,31 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
                                   fingerprint=hello.fingerprint, repair=service.settings.repair)
                for _ in range(count)]
     SamplingParams(**sampling)  # RequestError for a value that the engine would refuse
-    return Prepared(ids, sampling, handling(root, priorities=service.settings.priorities),
+    return Prepared([Prompt(ids, sampling)], handling(root, priorities=service.settings.priorities),
                     _together(answers, request.include_usage), request.stream)
 
 
 def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: Caller) -> Prepared:
     root = read_body(body)
     refuse_unbuilt_fields(root)
-    request = read_completion(root, vocabulary, service.max_model_len)
+    requests = read_completions(root, vocabulary, service.max_model_len, service.most_open)
+    request = requests[0]
     if request.model not in service.settings.names:
         served = ", ".join(service.settings.names)
         raise HttpFailure(404, f"The model {request.model!r} is not served; served: {served}.", code="model_not_found",
                           param="model")
     hello = service.link.require_hello()
     count = choices_asked(root, hello.slots)
-    sampling = request.sampling | sampling_extensions(root) | _with(asked_form(root))
-    sampling |= _common(service, root, caller, count)
+    common = sampling_extensions(root) | _with(asked_form(root)) | _common(service, root, caller, count)
+    prompts = [Prompt(r.ids, r.sampling | common) for r in requests]
     answer_id = _ID_PREFIX["completion"] + secrets.token_hex(12)
     tokenizer = vocabulary.tokenizer if vocabulary.has_text else None
-    answers = [CompletionAnswer(request, answer_id, tokenizer, hello.fingerprint, index) for index in range(count)]
-    SamplingParams(**sampling)
-    return Prepared(request.ids, sampling, handling(root, priorities=service.settings.priorities),
-                    _together(answers, request.include_usage), request.stream)
+    answers = [CompletionAnswer(r, answer_id, tokenizer, hello.fingerprint, place * count + index)
+               for place, r in enumerate(requests) for index in range(count)]
+    for prompt in prompts:
+        SamplingParams(**prompt.sampling)
+    return Prepared(prompts, handling(root, priorities=service.settings.priorities),
+                    _together(answers, request.include_usage, count), request.stream)
 
 
 def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:
@@ -186,8 +189,11 @@ def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampli
     return {"n": count, **deadline(root), **cache_extensions(root, caller, shared=shared)}
 
 
-def _together(answers: Sequence[Answer], include_usage: bool) -> Answer:
-    return answers[0] if len(answers) == 1 else ChoicesAnswer(answers, include_usage=include_usage)
+def _together(answers: Sequence[Answer], include_usage: bool, per_prompt: int | None = None) -> Answer:
+    """``per_prompt``: answers to each prompt; None: all are to the same one."""
+    if len(answers) == 1:
+        return answers[0]
+    return ChoicesAnswer(answers, per_prompt or len(answers), include_usage=include_usage)
 
 
 def _with(form: Form | None) -> Sampling:

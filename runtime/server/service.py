@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from deepinfer.runtime.server.engine_link import EngineLink, State
 from deepinfer.runtime.server.engine_process import EngineSettings
 from deepinfer.runtime.server.export import ServerMetrics
 from deepinfer.runtime.server.failures import HttpFailure, unavailable
-from deepinfer.runtime.server.ticket import EngineGone, Ticket
+from deepinfer.runtime.server.ticket import EngineGone, Ticket, Tickets
 from deepinfer.runtime.server.vocabulary import Vocabulary, read_vocabulary
 
 _SUMMARY_SECONDS = 10.0
@@ -53,6 +54,14 @@ class ServerSettings:
     repair: bool = False
     drain: float = 30.0
     priorities: bool = False
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the engine is asked: ids, and arguments of SamplingParams."""
+
+    ids: list[int]
+    sampling: wire.Sampling
 
 
 class Service:
@@ -116,28 +125,38 @@ class Service:
             return self.link.reason
         return "the tokenizer is being read" if self.vocabulary is None else None
 
-    def require_ready(self) -> Vocabulary:
-        """HttpFailure 503 when no request can be taken, 429 when too many wait already."""
+    def require_ready(self, prompts: int = 1) -> Vocabulary:
+        """HttpFailure 503 when no request can be taken, 429 when too many wait already for so many prompts more."""
         reason = self.not_ready
         if reason is not None or self.vocabulary is None:
             self.metrics.refused("draining" if self.draining else "unavailable")
             raise unavailable(reason or "", retry_after=5.0 if self.draining else 1.0)
         slots, waiting = self.link.require_hello().slots, self.link.open_requests
-        if waiting >= slots + self.settings.max_queue:
+        if waiting + prompts > self.most_open:
             self.metrics.refused("queue_full")
-            seconds = min(_LONGEST_RETRY, self._mean_seconds * (waiting - slots + 1) / slots)
-            raise HttpFailure(429, f"The queue is full: {waiting} requests are open, at most "
-                                   f"{slots + self.settings.max_queue} are taken.", code="queue_full",
-                              retry_after=seconds)
+            seconds = min(_LONGEST_RETRY, self._mean_seconds * (waiting + prompts - slots) / slots)
+            raise HttpFailure(429, f"The queue is full: {waiting} requests are open, at most {self.most_open} are "
+                                   "taken.", code="queue_full", retry_after=seconds)
         return self.vocabulary
 
-    def submit(self, ids: list[int], sampling: wire.Sampling, priority: int, debug: bool) -> Ticket:
-        """Hand a prepared request to the engine; HttpFailure as `require_ready`."""
-        self.require_ready()
+    @property
+    def most_open(self) -> int:
+        """Prompts that may run and wait at the same time."""
+        return self.link.require_hello().slots + self.settings.max_queue
+
+    def submit(self, prompts: Sequence[Prompt], priority: int, debug: bool) -> Ticket | Tickets:
+        """Hand the prompts of a request to the engine; HttpFailure as `require_ready`."""
+        self.require_ready(len(prompts))
+        tickets: list[Ticket] = []
         try:
-            return self.link.submit(ids, sampling, priority, debug)
+            for prompt in prompts:
+                beside = tickets[0] if tickets else None
+                tickets.append(self.link.submit(prompt.ids, prompt.sampling, priority, debug, beside))
         except EngineGone as gone:
+            for ticket in tickets:
+                ticket.close()
             raise unavailable(str(gone)) from None
+        return tickets[0] if len(tickets) == 1 else Tickets(tickets, int(prompts[0].sampling.get("n", 1)))
 
     @property
     def max_model_len(self) -> int:

@@ -71,6 +71,55 @@ def test_plain_completions_have_choices_too(openai_client: openai.OpenAI) -> Non
     assert [c.usage.completion_tokens for c in chunks if c.usage] == [8]
 
 
+PROMPTS = ["say:stops", "And now say:hello", "x" * 300 + " say:stops"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_several_prompts_have_the_choices_that_each_has_alone(openai_client: openai.OpenAI, n: int) -> None:
+    def ask(prompt: Any, **more: Any) -> Any:
+        return openai_client.completions.create(model=MODEL, prompt=prompt, max_tokens=8, n=n, **more)
+
+    alone = [ask(p) for p in PROMPTS]
+    done = ask(PROMPTS)
+    assert [c.index for c in done.choices] == list(range(n * len(PROMPTS)))
+    assert [(c.text, c.finish_reason) for c in done.choices] == [
+        (c.text, c.finish_reason) for one in alone for c in one.choices]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(done.usage, name) == sum(getattr(one.usage, name) for one in alone), name
+    chunks = list(ask(PROMPTS, stream=True, stream_options={"include_usage": True}))
+    said = Counter[int]()
+    for chunk in chunks:
+        for choice in chunk.choices:
+            assert done.choices[choice.index].text[said[choice.index]:].startswith(choice.text)
+            said[choice.index] += len(choice.text)
+    assert said == {c.index: len(c.text) for c in done.choices}
+    assert [c.usage.total_tokens for c in chunks if c.usage] == [done.usage.total_tokens]
+
+
+def test_echo_and_scores_of_several_prompts_are_each_its_own(openai_client: openai.OpenAI) -> None:
+    alone = [openai_client.completions.create(model=MODEL, prompt=p, max_tokens=0, echo=True, logprobs=0)
+             for p in PROMPTS]
+    done = openai_client.completions.create(model=MODEL, prompt=PROMPTS, max_tokens=0, echo=True, logprobs=0)
+    assert [c.text for c in done.choices] == PROMPTS
+    assert [c.logprobs for c in done.choices] == [one.choices[0].logprobs for one in alone]
+
+
+def test_one_prompt_that_fails_frees_the_others(server: Running) -> None:
+    failed = server.post("/v1/completions", {"model": MODEL, "prompt": ["say:long", "say:nan"], "max_tokens": 900})
+    assert failed.status_code == 500 and "finite" in failed.json()["error"]["message"]
+    server.wait_idle()
+
+
+def test_more_prompts_than_may_be_open_now_are_told_to_wait(server: Running) -> None:
+    body: Any = {"model": MODEL, "prompt": "say:long", "max_tokens": 900, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+        refused = server.post("/v1/completions", {**body, "prompt": ["a"] * 8})
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert server.load()["open"] == 1
+    server.wait_idle()
+
+
 def test_an_answer_that_fails_fails_the_request(server: Running) -> None:
     failed = server.chat("nan", n=2, thinking={"type": "disabled"})
     assert failed.status_code == 500 and failed.json()["error"]["code"] == "server_error"

@@ -64,8 +64,8 @@ def test_a_stop_text_is_cut_off(openai_client: openai.OpenAI, stream: bool) -> N
 
 
 @pytest.mark.parametrize(("fields", "named"), [
-    ({"n": 9}, "n must be"), ({"best_of": 3}, "best_of"), ({"prompt": ["a", "b"]}, "prompt"),
-    ({"logprobs": 50}, "logprobs"),
+    ({"n": 9}, "n must be"), ({"best_of": 3}, "best_of"), ({"prompt": ["a"] * 9}, "9 prompts"),
+    ({"prompt": ["a", 5]}, "prompt[1]"), ({"prompt": ["a", []]}, "prompt[1]"), ({"logprobs": 50}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 100_000}, "context"), ({"prompt": []}, "prompt"),
     ({"prompt": [-1]}, "prompt"), ({"prompt": [999_999_999]}, "out of range"), ({"suffix": "x", "echo": True}, "echo"),
     ({"n": 2, "echo": True}, "echo and n"),
