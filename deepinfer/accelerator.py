@@ -40,12 +40,13 @@ class Choice:
 @dataclass(frozen=True)
 class Backend:
     """What a package under `deepinfer.backends` announces: the targets it serves, whether it compiles for them
-    (`built`), and whether engines for them run."""
+    (`built`), those whose engines do not run yet, and the kind of runner that its engines hold."""
 
     name: str
     targets: tuple[str, ...]
     built: bool
-    runs: bool = True
+    compiled_only: tuple[str, ...] = ()
+    runner: str = "host"
 
 
 def backends() -> list[Backend]:
@@ -60,7 +61,8 @@ def backends() -> list[Backend]:
             continue
         if not isinstance(getattr(module, "BUILT", None), bool):
             raise InternalError(f"backends/{entry.name}/__init__.py defines TARGETS but no BUILT: bool")
-        found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT, getattr(module, "RUNS", True)))
+        found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT, getattr(module, "COMPILED_ONLY", ()),
+                             getattr(module, "RUNNER", "host")))
     return sorted(found, key=lambda backend: backend.name)
 
 
@@ -77,8 +79,8 @@ def built_targets() -> list[str]:
 
 def runnable_targets() -> list[str]:
     """The targets that are built and whose engines run, best first."""
-    running = {target for backend in backends() if backend.runs for target in backend.targets}
-    return [target for target in built_targets() if target in running]
+    waiting = {target for backend in backends() for target in backend.compiled_only}
+    return [target for target in built_targets() if target not in waiting]
 
 
 def backend_of(target: str) -> Backend:

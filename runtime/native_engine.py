@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,8 @@ import numpy as np
 
 from deepinfer.errors import ArtifactError, InternalError, PlanError, ToolchainError
 from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.device_memory import DeviceBytes
+from deepinfer.runtime.device_memory import Placement as Placed
 from deepinfer.runtime.placement import Placement
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from deepinfer.runtime.plan import EnginePlan
 
 # Error codes of runtime/native/abi.h
-_BAD_TABLE, _BAD_KERNELS, _NO_MEMORY, _OVER_LIMIT = 1, 2, 3, 4
+_BAD_TABLE, _BAD_KERNELS, _NO_MEMORY, _OVER_LIMIT, _DEVICE = 1, 2, 3, 4, 7
+SEQUENCE = "sequence"  # state of draws, which lies with the host
 _NUMPY = {"f32": np.float32, "i64": np.int64, "i32": np.int32, "u8": np.uint8, "bool": np.uint8, "bf16": np.uint16}
 
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -64,6 +67,20 @@ class Memory:
     @property
     def total(self) -> int:
         return self.arena + self.scratch + self.rings + self.pages + self.drawing
+
+    @property
+    def on_device(self) -> int:
+        """Of a device that the engine runs on; what draws keep lies with the host."""
+        return self.total - self.drawing
+
+
+@dataclass(frozen=True)
+class Device:
+    """What an engine runs on besides this host: ``memory`` and ``free`` bytes."""
+
+    name: str
+    memory: int
+    free: int
 
 
 class Binding(Protocol):
@@ -114,6 +131,8 @@ class Runner:
             raise ArtifactError(sentence, next_step="compile the engine again")
         if code in (_NO_MEMORY, _OVER_LIMIT):
             raise PlanError(sentence)
+        if code == _DEVICE:
+            raise ToolchainError(sentence, next_step="`deepinfer doctor` says what this machine has")
         raise InternalError(f"{function}: {sentence}")
 
     @property
@@ -124,6 +143,13 @@ class Runner:
         out = (_I64 * 5)()
         self.call("di_memory", slots, blocks, threads, out)
         return Memory(*out)
+
+    def device(self) -> Device | None:
+        """The device that the engine runs on, with its memory as it is now; None for this host."""
+        name, memory = ctypes.c_char_p(), (_I64 * 2)()
+        self.call("di_device", ctypes.byref(name), memory)
+        text = (name.value or b"").decode(errors="replace")
+        return Device(text, memory[0], memory[1]) if text else None
 
     def close(self) -> None:
         if self._engine:
@@ -150,6 +176,7 @@ class NativeEngine:
         self.slots, self.blocks, self.threads = slots, blocks, threads or len(place.cpus) or default_threads()
         self._runner = Runner(Path(lib))
         self.memory = self._runner.memory(slots, blocks, self.threads)
+        self._device = self._runner.device()
         with place.memory(self._memory_policy):
             self._runner.call("di_allocate", slots, blocks, self.threads)
         if place.cpus:
@@ -168,12 +195,32 @@ class NativeEngine:
         self._runner.call("di_memory_policy", policy, ctypes.byref(nodes), opened=False)
         return nodes.value
 
-    def bind(self, binding: Binding) -> None:
-        """Points every parameter at its tensors; nothing is copied, and ``binding`` is kept alive."""
-        for index, tensors in enumerate(binding.addresses()):
+    def bind(self, binding: Binding, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Points every parameter at its tensors and makes the first step as fast as any. On the host nothing is copied
+        and ``binding`` is kept alive; a device gets the tensors once, and ``advance`` is told the bytes."""
+        addresses = binding.addresses() if self._device is None else self._uploaded(binding, advance)
+        for index, tensors in enumerate(addresses):
             for i, (data, scale) in enumerate(tensors):
                 self._runner.call("di_bind", index, i, data, scale or None)
-        self._bound = binding
+        if self._device is None:
+            self._bound = binding
+        self._runner.call("di_warm")
+
+    def _uploaded(self, binding: Any, advance: Callable[[int], None]) -> Iterator[list[tuple[int, int]]]:
+        placement = Placed(binding)
+        self._runner.call("di_room", placement.end, ctypes.byref(self._pointer))
+        base = self._pointer.value or 0
+        for places, sizes, tensors in zip(placement.places, placement.sizes, binding.addresses(), strict=True):
+            for place, size, address in zip(places, sizes, tensors, strict=True):
+                for to, length, source in zip(place, size, address, strict=True):
+                    if length:
+                        self.copy(base + to, source, length)
+                        advance(length)
+            yield [(base + data, base + scale if scale >= 0 else 0) for data, scale in places]
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Copies bytes between addresses of the host and of the device, in the order of the steps."""
+        self._runner.call("di_copy", to, source, size)
 
     def run(self, entry: str, batch: Batch,
             pins: Mapping[str, NDArray[np.int32]] | None = None) -> dict[str, NDArray[Any]]:
@@ -217,8 +264,12 @@ class NativeEngine:
         return view[:count]
 
     def state(self, name: str, unit: int) -> NDArray[np.uint8]:
-        """Bytes of one ring slot or one cache block of a state, as a writable view."""
+        """Bytes of one ring slot or one cache block of a state, as a writable view; on a device as ``DeviceBytes``,
+        which is used in the same way."""
         self._runner.call("di_state", name.encode(), unit, ctypes.byref(self._pointer), ctypes.byref(self._bytes))
+        if self._device is not None and name != SEQUENCE:
+            there: Any = DeviceBytes(self.copy, self._pointer.value or 0, (self._bytes.value,))
+            return there  # type: ignore[no-any-return]
         return _memory(self._pointer.value or 0, self._bytes.value)
 
     def begin(self, slot: int, how: NDArray[np.void], prompt: NDArray[np.int64], answer: NDArray[np.int64]) -> None:

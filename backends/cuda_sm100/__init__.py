@@ -2,4 +2,5 @@
 
 TARGETS = ("sm100", "sm90")
 BUILT = True
-RUNS = False  # nothing launches the kernels yet (README.md)
+COMPILED_ONLY = ("sm100",)  # no engine for it has run yet
+RUNNER = "cuda"

@@ -95,15 +95,19 @@ def describe(spec: KernelSpec) -> list[str]:
     return [f"# {line[:150]}".rstrip() for line in out]
 
 
+def text_of(family: str, **slots: Any) -> str:
+    """A module of the functions that the skeleton of a family makes."""
+    head = ["from __future__ import annotations", "", "import triton", "import triton.language as tl", "",
+            "from deepinfer.backends.cuda_sm100.device import *  # noqa: F403", "", ""]
+    return "\n".join([*head, _environment().get_template(f"{family}.py.jinja").render(**slots)])
+
+
 def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], *, scratch: tuple[int, int] = (0, 0),
            **parts: Any) -> CudaSource:
     """Source of a kernel from the skeleton of its family."""
     parameters = tuple(signature.parameters())
-    body = _environment().get_template(f"{spec.family}.py.jinja").render(
-        symbol=spec.symbol, parameters=", ".join(p.name for p in parameters), **parts)
-    head = ["from __future__ import annotations", "", "import triton", "import triton.language as tl", "",
-            "from deepinfer.backends.cuda_sm100.device import *  # noqa: F403", ""]
-    text = "\n".join([*describe(spec), *head, "", body])
+    text = "\n".join([*describe(spec), text_of(spec.family, symbol=spec.symbol, parameters=", ".join(
+        p.name for p in parameters), **parts)])
     grid = variants[-1].stages[-1].grid
     return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0, spec.family,
                       parameters, tuple(variants), scratch)

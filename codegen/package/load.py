@@ -12,11 +12,11 @@ from deepinfer.codegen.package.manifest import read_manifest, rebuild_command
 from deepinfer.codegen.plan.memory_plan import Footprint
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights, open_checkpoint
-from deepinfer.runtime.checkpoint.bind import bind_weights, require_same_config, require_tensors
+from deepinfer.runtime.checkpoint.bind import bar, bind_weights, require_same_config, require_tensors
 from deepinfer.runtime.checkpoint.packed import FOLDER
-from deepinfer.runtime.checkpoint.room import Need
+from deepinfer.runtime.checkpoint.room import Need, require_device_memory
 from deepinfer.runtime.native.build import runner_abi
-from deepinfer.runtime.native_engine import Memory, NativeEngine, Runner, default_threads
+from deepinfer.runtime.native_engine import Device, Memory, NativeEngine, Runner, default_threads
 from deepinfer.runtime.plan import EnginePlan
 
 # With less weights than this a thread is done sooner than the threads of a step have met.
@@ -46,9 +46,13 @@ class EnginePackage:
 
     def memory(self, slots: int, blocks: int, threads: int | None = None) -> Memory:
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
+        return self._sizes(slots, blocks, threads)[0]
+
+    def _sizes(self, slots: int, blocks: int, threads: int | None) -> tuple[Memory, Device | None]:
+        """The same, and the device that has to have them beside the weights; None: this host."""
         runner = Runner(self.lib)
         try:
-            return runner.memory(slots, blocks, threads or self.usual_threads)
+            return runner.memory(slots, blocks, threads or self.usual_threads), runner.device()
         finally:
             runner.close()
 
@@ -91,14 +95,23 @@ class EnginePackage:
         else:
             checkpoint = self.checkpoint(checkpoint)
         sizes = self.footprint.sizes
-        need = Need(sizes.weight_bytes, sizes.table_bytes, self.memory(slots, blocks, threads).total)
+        memory, device = self._sizes(slots, blocks, threads)
+        if device is None:
+            need = Need(sizes.weight_bytes, sizes.table_bytes, memory.total)
+        else:
+            require_device_memory(device.name, device.free, Need(sizes.weight_bytes + sizes.table_bytes, 0,
+                                                                 memory.on_device))
+            need = Need(0, sizes.weight_bytes + sizes.table_bytes, memory.drawing)
         checkpoint = fetch_weights(checkpoint, need)
         engine = NativeEngine(self.lib, self.interface, slots=slots, blocks=blocks,
                               threads=threads or self.usual_threads)
         model = self.manifest["model"]
         try:
-            engine.bind(bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,
-                                     progress=progress))
+            weights = bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,
+                                   progress=progress)
+            with bar("copying weights to the device", sum(d + s for t in weights.sizes() for d, s in t),
+                     progress and device is not None) as advance:
+                engine.bind(weights, advance)
             engine.checkpoint = checkpoint.folder
         except BaseException:
             engine.close()

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import deepinfer
+from deepinfer.accelerator import backend_of
 from deepinfer.codegen.cache import Cache, sync
 from deepinfer.codegen.package.contents import EngineContents
 from deepinfer.codegen.package.manifest import EXPLANATION, NAME, is_replaceable, seal
@@ -100,7 +101,7 @@ def _write_whole(contents: EngineContents, place: Path, cache: Cache) -> None:
 
 
 def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:
-    runner = build_runner(cache)
+    runner = build_runner(cache, backend_of(contents.plan.target).runner)
     lib, src, licenses = folder / "lib", folder / "src", folder / "licenses"
     for made in (lib, src, licenses):
         made.mkdir()

@@ -59,6 +59,15 @@ class Weights:
                 scales = [self._address(n) for n in p.scale_names] or [0] * len(p.names)
                 yield list(zip(map(self._address, p.names), scales, strict=True))
 
+    def sizes(self) -> Iterator[list[tuple[int, int]]]:
+        """For each parameter, the bytes of (data, scale) of each tensor."""
+        for p in self.params:
+            if p.derive:
+                yield [(self._derived[p.name].nbytes, 0)]
+            else:
+                scales = [self._places[n].tensor.nbytes for n in p.scale_names] or [0] * len(p.names)
+                yield list(zip((self._places[n].tensor.nbytes for n in p.names), scales, strict=True))
+
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """Raw bytes of a tensor, read-only."""
         if name in self._copies:

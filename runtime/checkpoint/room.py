@@ -70,6 +70,15 @@ def require_memory(name: str, need: Need) -> None:
                         allowed=f"{gigabytes(free)} available", next_step=_instead("use a larger machine"))
 
 
+def require_device_memory(name: str, free: int, need: Need) -> None:
+    """Raises PlanError when weights and engine do not fit into the memory of a device, before any of it is taken."""
+    if need.memory > free:
+        raise PlanError("the engine does not fit into the memory of the device", where=name,
+                        found=f"{gigabytes(need.weights)} of weights, {gigabytes(need.engine)} for values and caches",
+                        allowed=f"{gigabytes(free)} free", next_step=_instead(
+                            "give LLM fewer num_blocks or max_num_seqs, or compile fewer layers"))
+
+
 def _instead(first: str) -> str:
     return (f"{first}, or run a smaller model of the same kind here: "
             "`python -m deepinfer.tools.make_checkpoint --help` makes one")

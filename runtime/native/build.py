@@ -1,7 +1,8 @@
-"""Compile the fixed runner once per compiler, through the cache.
+"""Compile the fixed runner once per compiler and kind, through the cache.
 
-The runner is the same for every engine of this version; a new model never recompiles it. It is built for the
-base instruction set of the machine: kernels choose theirs at run time, the runner has nothing to vectorise.
+A runner is the same for every engine of its kind and of this version; a new model never recompiles it. It is built for
+the base instruction set of the machine: kernels choose theirs at run time, the runner has nothing to vectorise. Runners
+of devices find the driver when an engine is opened, and need nothing of it to be built.
 """
 
 from __future__ import annotations
@@ -24,11 +25,23 @@ SOURCE_FOLDER = Path(__file__).resolve().parent
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra",
          "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--build-id=none", "-Wl,--exclude-libs,ALL")
 LIBRARIES = ("-ldl",)
+HOST = "host"
+# What runs kernels on the threads of this machine; all else in the source folder is part of every runner.
+_OF_HOST = ("barrier.h", "host.cpp", "host.h", "probe.cpp", "runner.cpp")
+_OF_DEVICES = "device"
 
 
-def runner_sources() -> list[Path]:
-    """Sources and headers of the runner, sorted by name."""
-    return sorted(p for p in SOURCE_FOLDER.iterdir() if p.suffix in (".cpp", ".h"))
+def runner_sources(kind: str = HOST) -> list[Path]:
+    """Sources and headers of a runner. ``kind``: ``host``, or the folder of a device's driver."""
+    shared = [p for p in SOURCE_FOLDER.iterdir() if kind == HOST or p.name not in _OF_HOST]
+    folders = () if kind == HOST else (_OF_DEVICES, kind)
+    found = [*shared, *(p for f in folders for p in (SOURCE_FOLDER / f).iterdir())]
+    return sorted(p for p in found if p.suffix in (".cpp", ".h"))
+
+
+def runner_flags(kind: str = HOST) -> tuple[str, ...]:
+    """Flags of the compiler for a runner."""
+    return FLAGS if kind == HOST else tuple(f for f in FLAGS if f != "-fopenmp")
 
 
 @lru_cache(maxsize=1)
@@ -75,19 +88,20 @@ def run_compiler(command: list[str], cwd: Path, what: str, cache: Path) -> None:
                          next_step=f"use g++ {GXX_MINIMUM} or newer; if it is, please report this")
 
 
-def build_runner(cache: Cache | None = None) -> Entry:
-    """The cached ``runner.so`` (entry.files[LIBRARY]); compiles it when needed (a few seconds).
+def build_runner(cache: Cache | None = None, kind: str = HOST) -> Entry:
+    """The cached ``runner.so`` of a kind (entry.files[LIBRARY]); compiles it when needed (a few seconds).
 
     Raises ToolchainError without a usable compiler, and what ``run_compiler`` does.
     """
     compiler, store = cxx_compiler(), cache or Cache()
-    key = {"kind": "runner", "compiler": compiler_name(compiler), "flags": [*FLAGS, *LIBRARIES],
-           "sources": {p.name: file_digest(p) for p in runner_sources()}}
-    units = [p.name for p in runner_sources() if p.suffix == ".cpp"]
+    sources = {str(p.relative_to(SOURCE_FOLDER)): p for p in runner_sources(kind)}
+    key = {"kind": "runner", "compiler": compiler_name(compiler), "flags": [*runner_flags(kind), *LIBRARIES],
+           "sources": {name: file_digest(p) for name, p in sources.items()}}
+    units = [name for name in sources if name.endswith(".cpp")]
 
     def make(folder: Path) -> None:
         # Relative names in the source folder: no path of the machine can reach the output.
-        command = [compiler, *FLAGS, *units, *LIBRARIES, "-o", str(folder / LIBRARY)]
+        command = [compiler, *runner_flags(kind), *units, *LIBRARIES, "-o", str(folder / LIBRARY)]
         run_compiler(command, SOURCE_FOLDER, LIBRARY, store.root)
 
     return store.fetch(key, make)

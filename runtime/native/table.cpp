@@ -121,9 +121,10 @@ class Reader {
             state(line);
         } else if (kind == "pin") {
             line.next_of(t_.pins.size());
-            t_.pins.push_back(line.word("a name"));
+            PinRow p{line.word("a name"), 0};
             line.literal("k");
-            line.integer("k", 1, INT32_MAX);
+            p.k = (int32_t)line.integer("k", 1, INT32_MAX);
+            t_.pins.push_back(p);
         } else if (kind == "kernel") {
             line.next_of(t_.kernels.size());
             KernelRow k{line.word("a symbol"), 0};

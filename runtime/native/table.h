@@ -13,6 +13,11 @@ struct ParamRow {
     int32_t stack;  // tensors of a stack, 0: a single tensor
 };
 
+struct PinRow {
+    std::string name;
+    int32_t k;  // entries of a row
+};
+
 struct StateRow {
     std::string name;
     bool paged;
@@ -86,7 +91,7 @@ struct Table {
     int64_t limit[DI_MAX_AXES] = {};  // most rows of each axis
     std::vector<ParamRow> params;
     std::vector<StateRow> states;
-    std::vector<std::string> pins;
+    std::vector<PinRow> pins;
     std::vector<KernelRow> kernels;
     std::vector<EntryRow> entries;
 };

@@ -1,0 +1,208 @@
+// Memory of an engine on a device: what is taken, what is copied there and back.
+#include "device_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "../fault.h"
+
+namespace {
+
+const int64_t PAGE = 256;  // boundary of parts of the device's memory
+
+int64_t paged(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+Rows limits(const int64_t* most) {
+    Rows out;
+    std::copy(most, most + DI_MAX_AXES, out.of);
+    return out;
+}
+
+}  // namespace
+
+std::unique_ptr<DiEngine> open_engine(const std::string& lib_dir) { return std::make_unique<DeviceEngine>(lib_dir); }
+
+DeviceEngine::DeviceEngine(const std::string& lib_dir)
+    : DiEngine(lib_dir), kernels_(read_kernels(lib_dir + "/kernels.json", table_)), device_(open_device(kernels_)),
+      pins_(table_.pins.size()), pin_axis_(table_.pins.size()) {
+    load(lib_dir);
+    for (const EntryRow& e : table_.entries) {
+        for (const Phase& p : e.phases) {
+            for (int32_t a = 0; a < p.args; ++a) {
+                const ArgWord& w = e.args[(size_t)(p.first_arg + a)];
+                if (w.kind == 'n') pin_axis_[(size_t)w.index] = p.axis;
+            }
+        }
+    }
+}
+
+void DeviceEngine::load(const std::string& lib_dir) {
+    const std::string path = lib_dir + "/kernels.bin";
+    std::ifstream in(path, std::ios::binary);
+    if (!in) fail(DI_BAD_KERNELS, "%s: the compiled kernels cannot be read", path.c_str());
+    const std::string images((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    for (DeviceKernel& k : kernels_.kernels) {
+        for (Variant& v : k.variants) {
+            for (Stage& s : v.stages) {
+                if (s.offset < 0 || s.bytes < 1 || s.offset + s.bytes > (int64_t)images.size()) {
+                    fail(DI_BAD_KERNELS, "%s: the kernel %s lies beyond its end", path.c_str(), k.symbol.c_str());
+                }
+                s.handle = device_->load(s, images.data() + s.offset);
+            }
+        }
+    }
+}
+
+// ---- sizes ---------------------------------------------------------------------------------------------------------
+int64_t DeviceEngine::scratch_bytes() const {
+    int64_t most = PAGE;
+    for (const EntryRow& e : table_.entries) {
+        for (size_t i = 0; i < e.phases.size(); ++i) {
+            const Phase& p = e.phases[i];
+            if (p.kernel < 0) continue;
+            int64_t rows = e.limit[p.axis];
+            for (size_t head = 0; head <= i; ++head) {  // inside a row loop: those of a tile
+                const Phase& loop = e.phases[head];
+                if (loop.loop_phases && i < head + (size_t)loop.loop_phases) rows = std::min(rows, loop.loop_rows);
+            }
+            most = std::max(most, kernels_.kernels[(size_t)p.kernel].scratch(rows));
+        }
+    }
+    return most;
+}
+
+int64_t DeviceEngine::table_bytes(int32_t blocks) const {
+    return paged(table_.limit[DI_AXIS_SEQ] * std::max(blocks, 1) * (int64_t)sizeof(int32_t));
+}
+
+// Scratch here holds the integers of a step and the block tables as well.
+Layout DeviceEngine::layout(int32_t slots, int32_t blocks, int32_t threads) const {
+    Layout out = DiEngine::layout(slots, blocks, threads);
+    out.scratch = scratch_bytes() + paged(Places(table_, limits(table_.limit)).end) + table_bytes(blocks);
+    return out;
+}
+
+const char* DeviceEngine::device(int64_t memory[2]) const {
+    device_->memory(memory);
+    return device_->name();
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
+    if (threads_) fail(DI_BAD_CALL, "the engine has its memory already");
+    layout_ = layout(slots, blocks, threads);
+    const Places places(table_, limits(table_.limit));
+    arena_ = device_->take(std::max(layout_.arena, PAGE), "values of a step");
+    scratch_ = device_->take(scratch_bytes(), "scratch of the kernels");
+    integers_ = device_->take(places.end, "integers of a step");
+    tables_ = device_->take(table_bytes(blocks), "block tables");
+    rings_ = device_->take(std::max(layout_.rings, PAGE), "rings of the sequences");
+    pages_ = device_->take(std::max(layout_.pages, PAGE), "blocks of the cache");
+    tables_sent_ = (int32_t*)device_->take_host(table_bytes(blocks), "block tables");
+    int64_t answers = 0;
+    for (const EntryRow& e : table_.entries) {
+        sent_.push_back(device_->take_host(places.end, "integers of a step"));
+        std::vector<int64_t> at;
+        int64_t end = 0;
+        for (const auto& o : e.outputs) {
+            const BufferRow& b = e.buffers[(size_t)o.second];
+            at.push_back(end);
+            end += paged(b.row_bytes * e.limit[b.axis]);
+        }
+        answer_at_.push_back(at);
+        answers = std::max(answers, end);
+    }
+    answers_ = device_->take_host(std::max(answers, PAGE), "results of a step");
+    slot_states_.allocate(slots);
+    step_.bound(slots, blocks);
+    slots_ = slots;
+    blocks_ = blocks;
+    threads_ = threads;
+}
+
+void* DeviceEngine::room(int64_t bytes) {
+    if (weights_) fail(DI_BAD_CALL, "the weights of the engine have their memory already");
+    weights_ = device_->take(std::max(bytes, PAGE), "weights");
+    return weights_;
+}
+
+void DeviceEngine::copy(void* to, const void* from, int64_t bytes) {
+    const bool there = device_->holds(to), here = device_->holds(from);
+    if (there && here) {
+        device_->copy_within(to, from, bytes);
+    } else if (there) {
+        device_->copy_in(to, from, bytes);
+    } else if (here) {
+        device_->copy_out(to, from, bytes);
+    } else {
+        std::memcpy(to, from, (size_t)bytes);
+    }
+}
+
+char* DeviceEngine::state_base(int32_t state) const {
+    return (table_.states[(size_t)state].paged ? pages_ : rings_) + layout_.offset[(size_t)state];
+}
+
+const char* DeviceEngine::output_rows(int32_t entry, const char* name, int64_t* row_bytes) {
+    const EntryRow& e = table_.entries[(size_t)entry];
+    for (size_t o = 0; o < e.outputs.size(); ++o) {
+        if (e.outputs[o].first != name) continue;
+        const BufferRow& b = e.buffers[(size_t)e.outputs[o].second];
+        char* const to = answers_ + answer_at_[(size_t)entry][o];
+        *row_bytes = b.row_bytes;
+        device_->copy_out(to, arena_ + b.offset, step_.rows(b.axis) * b.row_bytes);
+        return to;
+    }
+    return nullptr;
+}
+
+// ---- what a step brings --------------------------------------------------------------------------------------------
+Rows DeviceEngine::rows_of_step() const {
+    Rows out;
+    for (int32_t a = 0; a < table_.axes; ++a) out.of[a] = step_.rows(a);
+    return out;
+}
+
+void DeviceEngine::send(int32_t entry, const Places& places) {
+    char* const block = sent_[(size_t)entry];
+    write_integers(block, places, step_.view(), table_.axes);
+    device_->copy_in(integers_, block, places.end);
+    if (table_.entries[(size_t)entry].uses_pages) send_tables();
+    send_pins(table_.entries[(size_t)entry]);
+}
+
+// Rows of the tables that changed; as a rule a decoding sequence gets a block once in many steps.
+void DeviceEngine::send_tables() {
+    const DiStep& step = step_.view();
+    const int64_t width = std::max(blocks_, 1);
+    for (int32_t s = 0; s < step.seqs; ++s) {
+        const DiSeq& seq = step.seq[s];
+        const int64_t need = (seq.c + seq.rows + step.block_tokens - 1) / step.block_tokens;
+        int32_t* const row = tables_sent_ + s * width;
+        const size_t bytes = (size_t)std::min(need, width) * sizeof *row;
+        if (!std::memcmp(row, seq.blocks, bytes)) continue;
+        std::memcpy(row, seq.blocks, bytes);
+        device_->copy_in(tables_ + s * width * (int64_t)sizeof *row, row, (int64_t)bytes);
+    }
+}
+
+// Selections from outside are for tests and evaluation: their memory is taken when the first one comes.
+void DeviceEngine::send_pins(const EntryRow& entry) {
+    if (!pinned(entry)) return;
+    for (size_t i = 0; i < pins_.size(); ++i) {
+        const int32_t* const given = step_.pin((int32_t)i);
+        if (!given) continue;
+        const int64_t row = table_.pins[i].k * (int64_t)sizeof *given;
+        if (!pins_[i]) pins_[i] = device_->take(row * table_.limit[pin_axis_[i]], "pinned selections");
+        device_->copy_in(pins_[i], given, row * step_.rows(pin_axis_[i]));
+    }
+}
+
+bool DeviceEngine::pinned(const EntryRow& entry) const {
+    for (const ArgWord& a : entry.args) {
+        if (a.kind == 'n' && step_.pin(a.index)) return true;
+    }
+    return false;
+}

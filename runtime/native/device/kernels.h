@@ -1,0 +1,59 @@
+// Kernels of a device as lib/kernels.json describes them; the page of the backend says what each word means.
+#ifndef DEEPINFER_DEVICE_KERNELS_H
+#define DEEPINFER_DEVICE_KERNELS_H
+#include <string>
+#include <vector>
+
+#include "../table.h"
+
+// Where the runner finds the value of a parameter. AXIS_*: of the launch's axis.
+enum Source {
+    ROW_FIRST, ROW_STOP, AXIS_ROWS, AXIS_SEQ, AXIS_STEP_ROW, AXIS_POS, AXIS_FIRST, OTHER_FIRST, OTHER_POS,
+    SEQ_SLOT, SEQ_C, SEQ_FLOOR, SEQ_BLOCKS, SEQ_WIDTH, BLOCK_TOKENS, LOOKBACK_WIDTH, TOKEN_IDS, LOOKBACK,
+    VALUE, PARAM_DATA, PARAM_SCALE, STATE_BASE, STATE_STRIDE, STATE_FRESH, STATE_HAS_FRESH, STATE_FIRST, STATE_FROM,
+    STATE_VALID, STATE_RING, STATE_RECORD, PIN, PIN_GIVEN, SCRATCH
+};
+
+struct Parameter {
+    Source source;
+    int32_t index;  // operand, or axis of OTHER_*
+    int32_t bytes;  // 4 or 8
+};
+
+// One function of a binary. `handle`: of the device that loaded it.
+struct Stage {
+    std::string function;
+    int64_t offset, bytes;           // in lib/kernels.bin
+    int64_t of, per, plus, times;    // grid
+    int64_t fixed;                   // > 0: so many blocks whatever the rows
+    int32_t warps, shared;
+    int32_t handle = -1;
+
+    int64_t blocks(int64_t rows) const;
+};
+
+struct Variant {
+    int64_t rows;  // most rows it is for, 0: any number
+    std::vector<Stage> stages;
+};
+
+struct DeviceKernel {
+    std::string symbol;
+    std::vector<Parameter> parameters;
+    int64_t scratch_fixed, scratch_row;
+    std::vector<Variant> variants;
+
+    const Variant& variant(int64_t rows) const;
+    int64_t scratch(int64_t rows) const { return (scratch_fixed + scratch_row * rows + 255) / 256 * 256; }
+};
+
+struct DeviceKernels {
+    std::string target, arch;
+    std::vector<DeviceKernel> kernels;  // in the order of the launch table, and the commit of rings behind them
+    size_t commit;                      // its place
+};
+
+// Faults with DI_BAD_KERNELS: a file that cannot be read, a kernel that is missing, an unknown word.
+DeviceKernels read_kernels(const std::string& path, const Table& table);
+
+#endif
