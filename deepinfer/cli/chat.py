@@ -27,7 +27,7 @@ _MODEL = "chat"
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("subject", metavar="ENGINE_OR_MODEL")
 @click.option("--checkpoint", metavar="DIR_OR_HUB_ID",
-              help="Weights for an engine. Default: what the engine was compiled from.")
+              help="Weights for an engine. Default: those packed with it, else what it was compiled from.")
 @click.option("--system", metavar="TEXT", help="System message of the conversation.")
 @click.option("--thinking/--no-thinking", default=True, show_default=True, help="Whether answers begin with reasoning.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="Without reasoning; with it the model wants 1.")

@@ -149,3 +149,4 @@ def main(
         jobs=jobs,
         isa=isa,
     )
+    importlib.import_module("deepinfer.cli.origin").remember(out, model)

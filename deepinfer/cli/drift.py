@@ -34,7 +34,7 @@ _MEANING = {
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("subject", metavar="ENGINE_OR_MODEL")
 @click.option("--checkpoint", metavar="DIR_OR_HUB_ID",
-              help="Weights for an engine. Default: what the engine was compiled from.")
+              help="Weights for an engine. Default: those packed with it, else what it was compiled from.")
 @click.option("--text", "text_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
               help="UTF-8 text to measure on. Default: the language reference that Python ships.")
 @click.option("--turns", type=click.IntRange(min=2), default=33, show_default=True, metavar="N",

@@ -24,7 +24,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
                                               "auto_envvar_prefix": "DEEPINFER_SERVE"})
 @click.argument("subject", metavar="ENGINE_OR_MODEL")
 @click.option("--checkpoint", metavar="DIR_OR_HUB_ID",
-              help="Weights for an engine. Default: what the engine was compiled from.")
+              help="Weights for an engine. Default: those packed with it, else what it was compiled from.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; the default is reachable "
               "from this machine only.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ def resolve_subject(subject: str, checkpoint: str | None, limits: Mapping[str, A
             raise SpecError("the engine was compiled for shorter sequences", where="--max-model-len",
                             found=limits["max_model_len"], allowed=f"at most {longest}",
                             next_step="compile again with a larger --max-model-len")
-        return Subject(folder, checkpoint, Path(checkpoint).name if checkpoint else folder.resolve().name)
+        if checkpoint is None:
+            checkpoint = _remembered(folder)
+            return Subject(folder, checkpoint, folder.resolve().name)
+        return Subject(folder, checkpoint, Path(checkpoint).name)
     if checkpoint is not None:
         raise SpecError("--checkpoint goes with an engine folder, and this is none", where="ENGINE_OR_MODEL",
                         found=subject, next_step="leave --checkpoint out, or name an engine folder")
@@ -53,3 +57,16 @@ def resolve_subject(subject: str, checkpoint: str | None, limits: Mapping[str, A
     cached: CachedEngine = package.CachedEngine(subject, resolve_target(None).target, given)
     click.echo(f"compiling into the cache: {shlex.join(cached.command())}", err=True)
     return Subject(cached.folder, subject, Path(subject).name, cached)
+
+
+def _remembered(engine: Path) -> str | None:
+    """The folder that an engine was compiled from, where neither the engine nor the environment names weights."""
+    from deepinfer.runtime.checkpoint.checkpoint import LOCAL_VARIABLE
+    from deepinfer.runtime.checkpoint.packed import FOLDER as PACKED
+
+    if os.environ.get(LOCAL_VARIABLE) or (engine / PACKED).is_dir():
+        return None
+    known: str | None = importlib.import_module("deepinfer.cli.origin").checkpoint_of(engine)
+    if known is not None:
+        click.echo(f"weights: {known}, which the engine was compiled from", err=True)
+    return known

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from compiled import checkpoint_of, engine_of
 from server.scripted_engine import HELLO, REASONING, ScriptedPackage
 
-from deepinfer.cli import chat
+from deepinfer.cli import chat, origin
+from deepinfer.cli.subject import resolve_subject
 from deepinfer.errors import RequestError
 from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.server.vocabulary import read_vocabulary
@@ -81,3 +82,23 @@ def test_a_prompt_that_is_too_long_is_one_sentence_and_changes_nothing(llm: LLM)
     with pytest.raises(RequestError, match="maximum context length"):
         talk.say("word " * 3000)
     assert talk.messages == []
+
+
+def test_an_engine_finds_the_folder_that_it_was_compiled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "cache"))
+    engine, folder = engine_of("v41_a_f32"), checkpoint_of("v41_a_f32")
+    limits = {"max_model_len": None, "max_num_seqs": None}
+    assert resolve_subject(str(engine), None, limits).checkpoint is None
+    origin.remember(engine, str(folder))
+    assert resolve_subject(str(engine), None, limits).checkpoint == str(folder.resolve())
+    assert resolve_subject(str(engine), "another", limits).checkpoint == "another"
+    with monkeypatch.context() as patched:
+        patched.setenv("DEEPINFER_HF_MODEL_DIR", "elsewhere")
+        assert resolve_subject(str(engine), None, limits).checkpoint is None
+    done = CliRunner().invoke(chat.main, [str(engine)], input="hi")
+    assert done.exit_code == RequestError.exit_code and "lacks control tokens" in done.output  # so it was opened
+    # another engine in the same place knows nothing of it, and neither does one whose checkpoint is gone
+    monkeypatch.setattr(origin, "read_manifest", lambda folder: {"digest": "another"})
+    assert resolve_subject(str(engine), None, limits).checkpoint is None
+    origin.remember(engine, "hub/id")
+    assert origin.checkpoint_of(engine) is None
