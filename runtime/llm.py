@@ -345,18 +345,21 @@ def _store(package: Package, engine: Engine,
     if asked is None:
         return Roots(), None, None
     from deepinfer.runtime.store.layout import KIND_WINDOWS, Layout, layout_of
+    from deepinfer.runtime.store.native import LIBRARY
     from deepinfer.runtime.store.settings import StoreSettings
     from deepinfer.runtime.store.store import Store
 
     plan, options = package.plan, getattr(package, "manifest", {}).get("options", {})
     identity = identity_of(plan, options, engine.checkpoint)
     settings = asked if isinstance(asked, StoreSettings) else StoreSettings(Path(asked))
-    store = Store(settings, layout_of(plan, digest(*identity)))
+    lib = getattr(package, "lib", None)  # of a compiled engine; one compiled before it had the part does without
+    library = lib / LIBRARY if lib is not None and (lib / LIBRARY).exists() else None
+    store = Store(settings, layout_of(plan, digest(*identity)), library=library)
     store.ready(_STORE_SECONDS)
     windows = None
     if not plan.licensed and plan.resume_bytes:
         sections = (("windows", plan.resume_bytes),)
-        windows = Store(settings, Layout(digest(*identity), plan.block_tokens, sections, KIND_WINDOWS))
+        windows = Store(settings, Layout(digest(*identity), plan.block_tokens, sections, KIND_WINDOWS), library=library)
         windows.ready(_STORE_SECONDS)
     return Roots(identity, store.tenant_salt), store, windows
 

@@ -24,12 +24,14 @@ from deepinfer.errors import ArtifactError, InternalError, SpecError
 from deepinfer.machine import cxx_compiler
 from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.native.build import LIBRARY, build_runner, compiler_name
+from deepinfer.runtime.store.native import LIBRARY as STORE
+from deepinfer.runtime.store.native.build import build_store
 
 _ATTEMPTS = 16  # to take a place that other compiles take as well
 _INIT = Path(__file__).with_name("engine_init.py")
 _THIRD_PARTY = """\
-lib/runner.so contains parts of libstdc++ and libgcc, which are distributed under the GNU General Public License,
-version 3, with the GCC Runtime Library Exception, version 3.1: https://www.gnu.org/licenses/gcc-exception-3.1.html
+lib/runner.so and lib/store.so contain parts of libstdc++ and libgcc, which are distributed under the GNU General
+Public License, version 3, with the GCC Runtime Library Exception, version 3.1: https://www.gnu.org/licenses/gcc-exception-3.1.html
 """
 
 
@@ -101,11 +103,12 @@ def _write_whole(contents: EngineContents, place: Path, cache: Cache) -> None:
 
 
 def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:
-    runner = build_runner(cache, backend_of(contents.plan.target).runner)
+    runner = build_runner(cache, backend_of(contents.plan.target).runner).files[LIBRARY]
+    store = build_store(cache).files[STORE]
     lib, src, licenses = folder / "lib", folder / "src", folder / "licenses"
     for made in (lib, src, licenses):
         made.mkdir()
-    for name, file in {**contents.binary.files, LIBRARY: runner.files[LIBRARY]}.items():
+    for name, file in {**contents.binary.files, LIBRARY: runner, STORE: store}.items():
         shutil.copyfile(file, lib / name)
         (lib / name).chmod(0o755)
     _write(lib / "launch.txt", contents.plan.lowered.table.text())

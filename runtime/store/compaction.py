@@ -133,8 +133,9 @@ class Compaction:
     def _write(self, move: _Move, head: Head, hint: np.void, ticket: Ticket, block: Superblock, used: bool) -> Write:
         ids_end = HEADER_BYTES + block.layout.ids_bytes
         return Write(head.key, head.parent, head.number, bytes(self._record[HEADER_BYTES:ids_end]),
-                     [bytes(self._record[ids_end : block.layout.record_bytes])], Flags(head.flags), move.segment.cls,
-                     head.extra, ticket, written=int(self.catalog.guard.now()) if used else head.written, replaces=hint)
+                     [memoryview(bytes(self._record[ids_end : block.layout.record_bytes]))], Flags(head.flags),
+                     move.segment.cls, head.extra, ticket, replaces=hint,
+                     written=int(self.catalog.guard.now()) if used else head.written)
 
     def _end(self, move: _Move) -> None:
         self._carried.add(move.segment.name.stem)

@@ -18,10 +18,11 @@ from deepinfer.runtime.store.index import hints_of
 from deepinfer.runtime.store.layout import Layout
 from deepinfer.runtime.store.log import put_entry
 from deepinfer.runtime.store.metrics import StoreMetrics
+from deepinfer.runtime.store.native.library import NativeRecords
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.record import write_record
 from deepinfer.runtime.store.settings import INLINE, StoreSettings
-from deepinfer.runtime.store.tier import Buffer, Flags, Status, Ticket
+from deepinfer.runtime.store.tier import Flags, Status, Ticket
 from deepinfer.runtime.store.writer import OpenSegment, Row, Writers
 
 _BATCH = 16  # records of one write, one log entry each in one more, and one transaction of the index
@@ -38,7 +39,7 @@ class Write:
     parent: bytes
     number: int
     ids: bytes
-    payload: Sequence[Buffer]
+    payload: Sequence[memoryview]
     flags: Flags
     cls: str
     extra: bytes
@@ -52,9 +53,11 @@ class Publisher:
     """``make_room`` is called once when the disk is full, and says whether trying again makes sense."""
 
     def __init__(self, settings: StoreSettings, layout: Layout, arena: Arena, mover: Mover, writers: Writers,
-                 catalog: Catalog, health: Health, metrics: StoreMetrics, make_room: Callable[[], bool]) -> None:
+                 catalog: Catalog, health: Health, metrics: StoreMetrics, make_room: Callable[[], bool],
+                 native: NativeRecords | None = None) -> None:
         self.settings, self.layout, self.mover, self.writers = settings, layout, mover, writers
         self.catalog, self.health, self.metrics, self._make_room = catalog, health, metrics, make_room
+        self._native = native
         self._waiting: deque[Write] = deque()
         self._twins: dict[bytes, list[Write]] = {}  # writes of a block that is being written, by key
         self._changed = threading.Condition()
@@ -162,16 +165,25 @@ class Publisher:
 
     def _write(self, s: OpenSegment, slots: list[int], batch: list[Write],
                views: list[memoryview]) -> list[Row]:
-        now, rows = int(self.catalog.guard.now()), []
-        for write, slot, view in zip(batch, slots, views, strict=False):
-            head = write_record(self.layout, view, uuid=s.block.uuid, slot=slot, key=write.key, parent=write.parent,
-                                number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
-                                extra=write.extra, written=now if write.written is None else write.written)
-            rows.append(put_entry(write.key, write.parent, slot, write.flags, head, now))
+        now = int(self.catalog.guard.now())
+        heads = self._assemble(s.block.uuid, slots, batch, views, now)
+        rows = [put_entry(write.key, write.parent, slot, write.flags, head, now)
+                for write, slot, head in zip(batch, slots, heads, strict=False)]
         self.mover.write(s.fd, views[: len(slots)], s.block.offset(slots[0]))
         if self.settings.durable:
             self.writers.files.sync(s.fd, Point.REORDERED)
         return rows
+
+    def _assemble(self, uuid: bytes, slots: list[int], batch: list[Write], views: list[memoryview],
+                  now: int) -> list[int]:
+        """Records of the first writes in the memory of ``views``; sums of their headers."""
+        writes = batch[: len(slots)]
+        if self._native is not None:
+            return self._native.assemble(uuid, slots, writes, views, now)
+        return [write_record(self.layout, view, uuid=uuid, slot=slot, key=write.key, parent=write.parent,
+                             number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
+                             extra=write.extra, written=now if write.written is None else write.written)
+                for write, slot, view in zip(writes, slots, views, strict=False)]
 
     def _swap(self, s: OpenSegment, batch: list[Write], rows: list[Row]) -> None:
         """Point the index at copies, where it still points at what they are copies of."""

@@ -72,10 +72,12 @@ def _neighbours(a: Read, b: Read) -> bool:
 
 
 class Reader:
-    """What a backend calls before and after it moved the bytes of a run. ``damaged(read)`` forgets a record."""
+    """What a backend calls before and after it moved the bytes of a run. ``damaged`` and ``stale``
+    are told of records that prove nothing, and of hints that were wrong."""
 
     def __init__(self, catalog: Catalog, files: Files, health: Health, metrics: StoreMetrics,
-                 damaged: Callable[[Read], None], stale: Callable[[Read], None]) -> None:
+                 damaged: Callable[[Segment, bytes, np.void], None],
+                 stale: Callable[[bytes, np.void], None]) -> None:
         self.catalog, self.files, self.health, self.metrics = catalog, files, health, metrics
         self._damaged, self._stale = damaged, stale
 
@@ -147,9 +149,9 @@ class Reader:
         if whole:
             status, head = prove(block.layout, view, block.uuid, read.at, read.wanted)
         if status is Status.DAMAGED:
-            self._damaged(read)
+            self._damaged(read.segment, read.wanted.key, read.hint)
         elif status is Status.MISS and head is not None and head.key != read.wanted.key:
-            self._stale(read)
+            self._stale(read.wanted.key, read.hint)
         read.ended(status, head, view if status is Status.OK else None)
 
     def _end_all(self, run: Run, status: Status) -> None:

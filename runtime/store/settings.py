@@ -34,7 +34,7 @@ class StoreSettings:
         quota: bytes of all segments in the folder.
         retention: seconds that records are kept at least, by class.
         segment_bytes: size of a segment, reserved when it is opened. On 3FS a multiple of the chunk.
-        backend: what moves bytes; ``auto``: io_uring where a ring can be set up, else threads.
+        backend: what moves bytes; ``auto``: the ring of 3FS on a 3FS mount, else threads.
         threads: of the reads, and as many of the writes. 0 with ``inline``: everything happens in the calls.
         arena_bytes: aligned memory for records on their way; counted in the memory plan.
         queue: blocks that may wait to be written; more are not stored.

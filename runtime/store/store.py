@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from deepinfer.errors import RequestError
 from deepinfer.runtime import events
 from deepinfer.runtime.store.arena import Arena
 from deepinfer.runtime.store.backends import open_mover
+from deepinfer.runtime.store.backends.threads import ThreadMover
+from deepinfer.runtime.store.bulk import Bulk, Wishes
 from deepinfer.runtime.store.catalog import Catalog, Segment
 from deepinfer.runtime.store.compaction import LAST_PART, Compaction
 from deepinfer.runtime.store.files import Files
@@ -26,6 +29,7 @@ from deepinfer.runtime.store.layout import Layout
 from deepinfer.runtime.store.lease import Leases, Writer
 from deepinfer.runtime.store.log import DAMAGED, TOUCH, mark_entry
 from deepinfer.runtime.store.metrics import StoreMetrics
+from deepinfer.runtime.store.native.library import NativeRecords, open_native
 from deepinfer.runtime.store.publisher import Publisher, Write
 from deepinfer.runtime.store.reader import Ended, Read, Reader, runs_of
 from deepinfer.runtime.store.record import Head, Wanted, id_bytes, scatter
@@ -43,10 +47,12 @@ _PATIENCE = 10.0  # seconds that closing waits for what is under way
 class Store:
     """A ``Tier``. Opening one never fails for the folder's sake: it serves what it can, and says what it cannot.
 
-    ``files``, ``wall``, ``monotonic`` and ``writer`` are for tests.
+    ``library``: the native part of the store (``lib/store.so`` of an engine); without it records are handled in Python,
+    which is right and slower. ``files``, ``wall``, ``monotonic`` and ``writer`` are for tests.
     """
 
-    def __init__(self, settings: StoreSettings, layout: Layout, *, files: Files | None = None,
+    def __init__(self, settings: StoreSettings, layout: Layout, *, library: Path | None = None,
+                 files: Files | None = None,
                  wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic,
                  writer: Writer | None = None) -> None:
         self.settings, self.layout, self.files = settings, layout, files or Files()
@@ -64,8 +70,10 @@ class Store:
         self.reader = Reader(self.catalog, self.files, self.health, self._metrics, self._damaged, self._stale)
         self.mover = open_mover(settings, self._arena, self.reader)
         self._arena.forget_name()
+        self.native = self._native(library)
+        self._bulk = self._bulk_of(self.native)
         self.publisher = Publisher(settings, layout, self._arena, self.mover, self.writers, self.catalog, self.health,
-                                   self._metrics, self.upkeep.make_room)
+                                   self._metrics, self.upkeep.make_room, self.native)
         self.upkeep.compaction = Compaction(settings, self.files, self.catalog, self.publisher,
                                             lambda: self.writers.sync(now=True), self.upkeep.remove)
         self._late = 0
@@ -110,23 +118,35 @@ class Store:
         names, ticket, raw = _split(keys), Ticket(len(keys)), id_bytes(ids)
         views = self._checked(len(names), len(raw), into)
         hints = self.index.leading(names) if self.health.works(READING) else np.zeros(0, dtype=HINT)
-        reads, width, now = [], self.layout.ids_bytes, self.guard.now()
-        for i, (number, at, flags) in enumerate(hints[["number", "slot", "flags"]].tolist()):
-            segment = self.catalog.by_number.get(number)
-            if segment is None:
-                self._end_fetch(ticket, i, Status.MISS)
-            elif segment.name.hour * HOUR <= now:
-                self._end_fetch(ticket, i, Status.EXPIRED)
-            else:
-                touch = not flags & TOUCHED and self._ends_soon(segment, now)
-                wanted = Wanted(names[i], raw[i * width : (i + 1) * width], NO_EXTRA if extra is None else extra[i],
-                                exact)
-                reads.append(Read(segment, hints[i], at, wanted, self._ender(ticket, i, views[i], hints[i], touch),
-                                  partial(_pending, ticket, i)))
+        places, segments = self._places(ticket, hints)
         for i in range(len(hints), len(names)):
             self._end_fetch(ticket, i, Status.MISS)
-        self.mover.submit(runs_of(reads, self._run_length(len(reads))))
+        if places:
+            wishes = Wishes(ticket, places, segments, hints, names, extra, raw, views, exact)
+            if self._bulk is not None and isinstance(self.mover, ThreadMover):
+                self.mover.submit(self._bulk.pieces(wishes, self.mover.idle))
+            else:
+                reads = [self._read(wishes, i) for i in places]
+                self.mover.submit(runs_of(reads, self._run_length(len(reads))))
         return ticket
+
+    def _places(self, ticket: Ticket, hints: Hints) -> tuple[list[int], dict[int, Segment]]:
+        """Blocks whose segment is there and not expired, and these segments by number; the others end."""
+        numbers, now = hints["number"].tolist(), self.guard.now()
+        known = {number: self.catalog.by_number.get(number) for number in set(numbers)}
+        good = {number: s for number, s in known.items() if s is not None and s.name.hour * HOUR > now}
+        if len(good) < len(known):
+            for i, number in enumerate(numbers):
+                if number not in good:
+                    self._end_fetch(ticket, i, Status.MISS if known[number] is None else Status.EXPIRED)
+        return [i for i, number in enumerate(numbers) if number in good], good
+
+    def _read(self, wishes: Wishes, i: int) -> Read:
+        hint, width = wishes.hints[i], self.layout.ids_bytes
+        wanted = Wanted(wishes.keys[i], wishes.ids[i * width : (i + 1) * width],
+                        NO_EXTRA if wishes.extra is None else wishes.extra[i], wishes.exact)
+        return Read(wishes.segments[int(hint["number"])], hint, int(hint["slot"]), wanted, self._ender(wishes, i),
+                    partial(_pending, wishes.ticket, i))
 
     def poll(self, ticket: Ticket, deadline: float | None = None) -> Sequence[Status]:
         """See ``Tier``. A fetch that takes longer than the settings' timeout is cancelled here, and after the second
@@ -195,6 +215,18 @@ class Store:
         hints = self.index.leading(_split(keys))
         return [(self.catalog.by_number[int(h["number"])], h) for h in hints[: self._usable(hints, False)]]
 
+    def _native(self, library: Path | None) -> NativeRecords | None:
+        """The native part, where there is one and the folder is a real one."""
+        native, reason = open_native(library, self.layout) if type(self.files) is Files else (None, "a test's folder")
+        if library is not None and native is None:
+            events.warn("store_in_python", library=library, reason=reason, effect="slower reads and writes")
+        return native
+
+    def _bulk_of(self, native: NativeRecords | None) -> Bulk | None:
+        return None if native is None else Bulk(native, self.catalog, self.health, self._metrics, damaged=self._damaged,
+                                                stale=self._stale, ends_soon=self._ends_soon, touched=self._touch,
+                                                ended=self._fetched)
+
     def _usable(self, hints: Hints, exact: bool) -> int:
         right = self.catalog.alive(hints["number"])
         if exact:
@@ -205,34 +237,39 @@ class Store:
         """Long runs save calls, and all threads should have some."""
         return max(1, min(self.mover.run_length, reads // self.settings.threads))
 
-    def _ender(self, ticket: Ticket, i: int, into: list[memoryview], hint: np.void, touch: bool) -> Ended:
+    def _ender(self, wishes: Wishes, i: int) -> Ended:
         def ended(status: Status, head: Head | None, record: memoryview | None) -> None:
-            copy = None if record is None else lambda: scatter(self.layout, record, into)
-            self._end_fetch(ticket, i, status, Flags.NONE if head is None else head.flags, copy)
-            if touch and status is Status.OK and head is not None:
-                self._touch(hint, head)
+            copy = None if record is None else lambda: scatter(self.layout, record, wishes.into[i])
+            self._end_fetch(wishes.ticket, i, status, Flags.NONE if head is None else head.flags, copy)
+            if status is Status.OK and self._ends_soon(wishes.segments[int(wishes.hints["number"][i])]):
+                self._touch(wishes.keys[i], wishes.hints[i])
         return ended
 
     def _end_fetch(self, ticket: Ticket, i: int, status: Status, flags: Flags = Flags.NONE,
                    copy: Callable[[], None] | None = None) -> None:
         if ticket.end(i, status, flags, copy):
-            self._metrics.fetched.add(label=status)
-            if ticket.done:
-                self._metrics.fetch_seconds.observe(time.monotonic() - ticket.begun)
+            self._fetched(ticket, [status])
 
-    def _ends_soon(self, segment: Segment, now: float) -> bool:
-        return segment.name.hour * HOUR - now <= LAST_PART * self.settings.retention.get(segment.cls, 0)
+    def _fetched(self, ticket: Ticket, statuses: Sequence[Status]) -> None:
+        for status, count in Counter(statuses).items():
+            self._metrics.fetched.add(count, label=status)
+        if statuses and ticket.done:
+            self._metrics.fetch_seconds.observe(time.monotonic() - ticket.begun)
 
-    def _touch(self, hint: np.void, head: Head) -> None:
+    def _ends_soon(self, segment: Segment) -> bool:
+        return segment.name.hour * HOUR - self.guard.now() <= LAST_PART * self.settings.retention.get(segment.cls, 0)
+
+    def _touch(self, key: bytes, hint: np.void) -> None:
         """A use late in a record's life is noted: such records are carried on, and go last."""
+        if hint["flags"] & TOUCHED:
+            return
         now = int(self.guard.now())
-        new = hints_of([head.key], hint["number"], hint["slot"], hint["head"], now, hint["flags"] | TOUCHED)
-        if self.index.replace(head.key, hint, new):
-            self.writers.mark(mark_entry(TOUCH, head.key, int(hint["slot"]), int(hint["head"]), now))
+        new = hints_of([key], hint["number"], hint["slot"], hint["head"], now, hint["flags"] | TOUCHED)
+        if self.index.replace(key, hint, new):
+            self.writers.mark(mark_entry(TOUCH, key, int(hint["slot"]), int(hint["head"]), now))
 
-    def _damaged(self, read: Read) -> None:
+    def _damaged(self, segment: Segment, key: bytes, hint: np.void) -> None:
         self._metrics.damaged.add()
-        segment, key, hint = read.segment, read.wanted.key, read.hint
         events.warn("store_damaged", segment=segment.name.file, slot=int(hint["slot"]))
         self.index.replace(key, hint, None)
         self.writers.mark(mark_entry(DAMAGED, key, int(hint["slot"]), int(hint["head"]), int(self.guard.now())))
@@ -241,9 +278,9 @@ class Store:
             with contextlib.suppress(OSError):
                 self.upkeep.set_aside(segment)
 
-    def _stale(self, read: Read) -> None:
+    def _stale(self, key: bytes, hint: np.void) -> None:
         """The index was wrong about where the record is."""
-        self.index.replace(read.wanted.key, read.hint, None)
+        self.index.replace(key, hint, None)
 
     def _checked(self, blocks: int, id_count: int, buffers: Sequence[Sequence[Buffer]]) -> list[list[memoryview]]:
         """The bytes of buffers: a caller's own mistake shows in its thread, not in ours."""

@@ -63,12 +63,14 @@ class Ticket:
     Attributes:
         statuses: one a block.
         flags: of fetched blocks, known once their status is OK.
+        guard: called before blocks are CANCELLED: when it returns, nothing outside this class writes to their buffers.
     """
 
     def __init__(self, blocks: int) -> None:
         self.statuses = [Status.PENDING] * blocks
         self.flags = [Flags.NONE] * blocks
         self.begun = time.monotonic()
+        self.guard: Callable[[], None] | None = None
         self._left = blocks
         self._changed = threading.Condition()
 
@@ -102,6 +104,19 @@ class Ticket:
                 self._changed.notify_all()
             return True
 
+    def end_many(self, indices: Sequence[int], statuses: Sequence[Status], flags: Sequence[Flags]) -> list[Status]:
+        """Set the ends of blocks whose buffers are filled; statuses of those that were not cancelled meanwhile."""
+        ended = []
+        with self._changed:
+            for index, status, flag in zip(indices, statuses, flags, strict=True):
+                if self.statuses[index] is Status.PENDING:
+                    self.statuses[index], self.flags[index] = status, flag
+                    ended.append(status)
+            self._left -= len(ended)
+            if ended and not self._left:
+                self._changed.notify_all()
+        return ended
+
     def wait(self, deadline: float) -> bool:
         """Wait until it is done or ``time.monotonic()`` reaches the deadline; then what is pending is CANCELLED.
 
@@ -111,6 +126,8 @@ class Ticket:
             while self._left and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             late = self._left > 0
+            if late and self.guard is not None:
+                self.guard()
             self.statuses = [Status.CANCELLED if s is Status.PENDING else s for s in self.statuses]
             self._left = 0
             return not late

@@ -29,19 +29,22 @@ import numpy as np
 from deepinfer.runtime.prefix.chain import chain_keys, root_key
 from deepinfer.runtime.store import Layout, Status, Store, StoreSettings, Ticket
 from deepinfer.runtime.store.log import entries_of, pack_entries, put_entry
+from deepinfer.runtime.store.native import LIBRARY as NAME
+from deepinfer.runtime.store.native.build import build_store
 from deepinfer.runtime.store.segment import SegmentName, Superblock, pack_footer
 from deepinfer.runtime.store.tier import Flags
 
 # Four sources of 128 positions: keys of 1,512 bytes and 268 of an index each, as the plan of V4.1-Flash has them.
 V41 = Layout(bytes(16), 128, tuple((f"layer{i}.{part}", size) for i in range(4)
                                    for part, size in (("keys", 24_192), ("index", 4_288))))
+LIBRARY = build_store().files[NAME]  # what engines carry
 ROOT = root_key(b"weights", b"numerics", b"plan")
 
 
 @contextmanager
 def opened(folder: Path, layout: Layout, **given: object) -> Iterator[Store]:
     settings = StoreSettings(folder / "store", index=folder / "index", **given)  # type: ignore[arg-type]
-    store = Store(settings, layout)
+    store = Store(settings, layout, library=LIBRARY)
     store.ready(60)
     try:
         yield store
@@ -88,15 +91,18 @@ def bare(path: Path, count: int, threads: int, write: bool, order: list[int]) ->
     return taken
 
 
-def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str) -> None:
-    """Random 112 KiB records; the working set is twice the memory tier. Store and bare calls take turns."""
+def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str, blocks: int) -> None:
+    """Random 112 KiB records; the working set is twice the memory tier. Store and bare calls take turns.
+
+    ``blocks``: of a fetch, a request's; two are under way at a time, so that no thread waits for the next one.
+    """
     count = 2 * memory // V41.stride
     ids = np.random.default_rng(1).integers(0, 129_280, count * 128)
     keys = chain_keys(ROOT, ids, 128)
     payload = np.random.default_rng(2).integers(0, 256, V41.payload_bytes + 4096, dtype=np.uint8)
     rng = random.Random(3)
     taken: dict[str, list[tuple[float, float]]] = {w: [] for w in ("read", "bare read", "write", "bare write")}
-    into = np.zeros((128, V41.payload_bytes), dtype=np.uint8)
+    into = np.zeros((3 * blocks, V41.payload_bytes), dtype=np.uint8)
     order = list(range(count))
     for turn in range(repeats):
         place = folder / str(turn)
@@ -111,11 +117,11 @@ def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str
 
             def read(store: Store = store) -> None:
                 under_way: list[Ticket] = []
-                for at in range(0, count, 32):
-                    some = np.array(order[at : at + 32])
+                for at in range(0, count, blocks):
+                    some = np.array(order[at : at + blocks])
                     under_way.append(store.fetch(keys[some], ids.reshape(-1, 128)[some].ravel(),
-                                                 [[into[n % 128]] for n in range(at, at + len(some))]))
-                    if len(under_way) > 3:
+                                                 [[into[n % len(into)]] for n in range(at, at + len(some))]))
+                    if len(under_way) > 2:
                         assert set(store.poll(under_way.pop(0), time.monotonic() + 60)) == {Status.OK}
                 for ticket in under_way:
                     assert set(store.poll(ticket, time.monotonic() + 60)) == {Status.OK}
@@ -127,8 +133,8 @@ def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str
             taken["bare read"].append(bare(place / "bare", count, threads, False, order))
             name = store.mover.name
         shutil.rmtree(place)
-    print(f"{count} records of {V41.stride:,} bytes in random order, {threads} threads, backend {name}, "
-          f"best of {repeats}")
+    print(f"{count} records of {V41.stride:,} bytes in random order, {blocks} a fetch, {threads} threads, "
+          f"backend {name}, best of {repeats}")
     for what in ("read", "write"):
         ours, theirs = (min(taken[name])[0] for name in (what, f"bare {what}"))
         size, work = count * V41.stride / 1e9, [min(t[1] for t in taken[n]) for n in (what, f"bare {what}")]
@@ -247,7 +253,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to measure")
     parser.add_argument("--memory", type=int, default=64, metavar="MIB", help="of io: half the working set")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=128, help="of io: blocks of a fetch; 128 are 16,384 ids")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--turns", type=int, default=33)
@@ -259,7 +266,7 @@ def main() -> None:
     try:
         print("python tests/bench/bench_store.py " + " ".join(sys.argv[1:]))
         if given.what == "io":
-            bench_io(folder, given.memory << 20, given.threads, given.repeats, given.backend)
+            bench_io(folder, given.memory << 20, given.threads, given.repeats, given.backend, given.blocks)
         elif given.what == "lookup":
             bench_lookup(folder)
         elif given.what == "trace":

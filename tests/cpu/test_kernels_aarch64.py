@@ -12,6 +12,7 @@ from cpu.harness import Writer, held, rows_step, run
 from cpu.test_kernels_gemm import gemm, values, weight
 
 from deepinfer.runtime.native.build import FLAGS, LIBRARIES, SOURCE_FOLDER, runner_sources
+from deepinfer.runtime.store.native import build as store_build
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -39,4 +40,10 @@ def test_the_runner_builds_without_a_warning(tmp_path: Path) -> None:
     units = [p.name for p in runner_sources() if p.suffix == ".cpp"]
     done = subprocess.run([COMPILER, *FLAGS, "-Werror", *units, *LIBRARIES, "-o", str(tmp_path / "runner.so")],
                           cwd=SOURCE_FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
+
+
+def test_the_native_part_of_the_store_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [COMPILER, *store_build.FLAGS, "-Werror", str(store_build.SOURCE), "-o", str(tmp_path / "store.so")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]

@@ -14,15 +14,16 @@ from deepinfer.errors import PlanError, RequestError, SpecError
 from deepinfer.runtime.store import Flags, Layout, Status, Store, layout_of
 from deepinfer.runtime.store.settings import class_of, default_retention, parse_retention, parse_size
 
-BACKENDS = ["inline", "threads", "io_uring"]
+BACKENDS = ["inline", "threads", "threads, native", "io_uring"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_published_comes_back_and_survives_a_restart(tmp_path: Path, backend: str) -> None:
     chain = Chain(1, 11)
-    given = {"backend": backend, "threads": 2, "background": backend != "inline"}
+    native, backend = "native" in backend, backend.split(",")[0]
+    given = {"backend": backend, "threads": 2, "background": backend != "inline", "native": native}
     store = open_store(tmp_path, **given)
-    assert store.ready(10) and store.mover.name == backend
+    assert store.ready(10) and store.mover.name == backend and (store.native is not None) == native
     assert store.lookup(chain.keys) == 0
     assert chain.publish(store) == [Status.OK] * 11
     assert store.lookup(chain.keys) == 11 and chain.fetch(store) == [Status.OK] * 11

@@ -15,6 +15,8 @@ from deepinfer.runtime.prefix.chain import chain_keys, digest
 from deepinfer.runtime.store import Flags, Layout, Status, Store, StoreSettings
 from deepinfer.runtime.store.files import Files
 from deepinfer.runtime.store.lease import Writer
+from deepinfer.runtime.store.native import LIBRARY
+from deepinfer.runtime.store.native.build import build_store
 
 BLOCK = 16
 ROOT = bytes(range(16))
@@ -44,9 +46,11 @@ def settings(folder: Path, shared: Path | None = None, **given: Any) -> StoreSet
 
 
 def open_store(folder: Path, *, layout: Layout = LAYOUT, clocks: Clocks | None = None, files: Files | None = None,
-               writer: Writer | None = None, **given: Any) -> Store:
+               writer: Writer | None = None, native: bool = False, **given: Any) -> Store:
+    """``native``: with the native part that engines carry."""
     clocks = clocks or Clocks()
-    return Store(settings(folder, **given), layout, files=files, wall=lambda: clocks.wall,
+    library = build_store().files[LIBRARY] if native else None
+    return Store(settings(folder, **given), layout, library=library, files=files, wall=lambda: clocks.wall,
                  monotonic=lambda: clocks.up, writer=writer)
 
 

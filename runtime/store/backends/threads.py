@@ -10,8 +10,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from deepinfer.runtime.store.arena import Arena
+from deepinfer.runtime.store.bulk import Piece
 from deepinfer.runtime.store.files import write_all
+from deepinfer.runtime.store.native.library import address_of
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.reader import Reader, Run
 from deepinfer.runtime.store.settings import INLINE, THREADS, StoreSettings
@@ -41,13 +45,13 @@ class InlineMover:
 
 
 class ThreadMover:
-    """``settings.threads`` threads that read."""
+    """``settings.threads`` threads that read: runs in Python, pieces in one call of the native part."""
 
     name = THREADS
 
     def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader) -> None:
         self._reader = reader
-        self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Run | Piece | None] = queue.SimpleQueue()
         self.run_length = max(1, min(_RUN, arena.count // (2 * settings.threads)))
         self._threads = [threading.Thread(target=self._work, args=([arena.view(s) for s in slots],), daemon=True,
                                           name=f"store-read-{i}")
@@ -55,9 +59,14 @@ class ThreadMover:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, runs: Sequence[Run]) -> None:
+    def submit(self, runs: Sequence[Run | Piece]) -> None:
         for run in runs:
             self._queue.put(run)
+
+    @property
+    def idle(self) -> int:
+        """Threads that nothing is waiting for yet, as far as can be seen."""
+        return max(0, len(self._threads) - self._queue.qsize())
 
     def write(self, fd: int, views: Sequence[memoryview], offset: int) -> None:
         write_all(self._reader.files, fd, views, offset, Point.RECORD)
@@ -70,5 +79,9 @@ class ThreadMover:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self, views: list[memoryview]) -> None:
-        while (run := self._queue.get()) is not None:
-            self._reader.execute(run, views)
+        slots = np.array([address_of(view) for view in views], dtype=np.uint64)
+        while (job := self._queue.get()) is not None:
+            if isinstance(job, Piece):
+                job.read(slots)
+            else:
+                self._reader.execute(job, views)

@@ -1,0 +1,165 @@
+"""``store.so``, opened for the records of one layout. What it does is what record.py does, a batch at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.runtime.store.layout import FORMAT, MOST_SECTIONS, Layout
+from deepinfer.runtime.store.record import seed_of
+from deepinfer.runtime.store.tier import Flags
+
+_ABI = 1
+_SUMS = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")  # the first chooses its instructions by itself
+KEY = "V16"
+WANT = np.dtype([("fd", "<i4"), ("slot", "<u4"), ("offset", "<u8"), ("seed", "<u8"), ("uuid", KEY), ("key", KEY),
+                 ("extra", KEY), ("ids", "<u8"), ("into", "<u8"), ("parts", "<u8"), ("exact", "<u4"),
+                 ("flags", "<u4"), ("state", "<i4"), ("status", "<i4"), ("got", "<i8")])
+MAKE = np.dtype([("record", "<u8"), ("ids", "<u8"), ("from", "<u8"), ("parts", "<u8"), ("seed", "<u8"),
+                 ("written", "<u8"), ("sum", "<u8"), ("uuid", KEY), ("key", KEY), ("parent", KEY), ("extra", KEY),
+                 ("number", "<u4"), ("slot", "<u4"), ("flags", "<u4"), ("spare", "<u4")])
+_LAYOUT = np.dtype([("stride", "<u8"), ("sections", "<u8"), ("tokens", "<u8"), ("format", "<u8"),
+                    ("offsets", "<u8", (MOST_SECTIONS + 1,)), ("space", KEY)])
+ENDED = 2  # in ``state``: nothing is to be read for it
+
+
+class Content(Protocol):
+    """What is in a record, as publisher.py queues it."""
+
+    key: bytes
+    parent: bytes
+    number: int
+    ids: bytes
+    payload: Sequence[memoryview]
+    flags: Flags
+    extra: bytes
+    written: int | None
+
+
+class Ended(IntEnum):
+    """``status`` of a record that was read."""
+
+    PENDING = 0
+    OK = 1
+    MISS = 2
+    OTHER = 3  # a whole record of another key: the index was wrong
+    DAMAGED = 4
+    IO_ERROR = 5
+    CANCELLED = 6
+
+
+class NativeRecords:
+    """See the module. Calls run without the interpreter's lock; arrays given to them stay where they are.
+
+    Raises OSError where the library cannot be loaded, or is of another version.
+    """
+
+    def __init__(self, library: Path, layout: Layout) -> None:
+        self._dll = ctypes.CDLL(str(library))
+        sizes = (ctypes.c_uint64 * 3)()
+        try:
+            self._dll.store_sizes(sizes)
+            abi = int(self._dll.store_abi())
+        except AttributeError as failure:
+            raise OSError(f"{library}: {failure}") from None
+        if (abi, *sizes) != (_ABI, _LAYOUT.itemsize, WANT.itemsize, MAKE.itemsize):
+            raise OSError(f"{library} is of another version")
+        self._dll.store_read.restype = ctypes.c_int64
+        self._sum = _sum_address()
+        self._layout = np.zeros(1, dtype=_LAYOUT)
+        self._layout["stride"], self._layout["sections"] = layout.stride, len(layout.sections)
+        self._layout["tokens"], self._layout["format"] = layout.block_tokens, FORMAT
+        self._layout["offsets"][0, : len(layout.offsets)] = layout.offsets
+        self._layout["space"] = np.void(layout.namespace)
+        self._at = _pointer(self._layout)
+
+    def read(self, wants: NDArray[np.void], slots: NDArray[np.uint64]) -> int:
+        """Read, prove and hand over records; what became of each is in its ``status``. Returns bytes read.
+
+        Args:
+            wants: [n] of WANT; neighbours of one file are read together.
+            slots: addresses of [stride] areas that are read into.
+        """
+        return int(self._dll.store_read(self._at, _pointer(wants), ctypes.c_int64(len(wants)), _pointer(slots),
+                                        ctypes.c_int64(len(slots)), self._sum))
+
+    def prove(self, wants: NDArray[np.void], record: memoryview) -> None:
+        """The same for one record ([1] of WANT) whose bytes are there."""
+        self._dll.store_prove(self._at, _pointer(wants), ctypes.c_void_p(address_of(record)), self._sum)
+
+    def give_up(self, wants: NDArray[np.void]) -> None:
+        """After this nobody writes to the buffers of records that were not handed over before."""
+        self._dll.store_give_up(_pointer(wants), ctypes.c_int64(len(wants)))
+
+    def assemble(self, uuid: bytes, slots: Sequence[int], writes: Sequence[Content], views: Sequence[memoryview],
+                 now: int) -> list[int]:
+        """Fill ``views`` with the records of ``slots`` of a segment; the header sums, which name these very records."""
+        makes = np.zeros(len(writes), dtype=MAKE)
+        parts, first = parts_of([write.payload for write in writes])
+        makes["record"] = [address_of(view) for view in views[: len(writes)]]
+        makes["ids"] = [address_of(memoryview(write.ids)) for write in writes]
+        makes["from"], makes["parts"] = first, [len(write.payload) for write in writes]
+        makes["seed"] = [seed_of(uuid, slot) for slot in slots]
+        makes["written"] = [now if write.written is None else write.written for write in writes]
+        makes["uuid"] = np.void(uuid)
+        for name in ("key", "parent", "extra"):
+            makes[name] = np.frombuffer(b"".join(getattr(write, name) for write in writes), dtype=KEY)
+        makes["number"], makes["slot"] = [write.number for write in writes], slots
+        makes["flags"] = [int(write.flags) for write in writes]
+        self._dll.store_make(self._at, _pointer(makes), ctypes.c_int64(len(makes)), self._sum)
+        del parts  # lived until here
+        return [int(total) for total in makes["sum"].tolist()]
+
+
+def open_native(library: Path | None, layout: Layout) -> tuple[NativeRecords | None, str]:
+    """The library, or None and why records are handled in Python."""
+    if library is None:
+        return None, "no engine with a native part"
+    if sys.byteorder != "little":
+        return None, "a big-endian machine"
+    try:
+        return NativeRecords(library, layout), ""
+    except OSError as failure:
+        return None, str(failure)
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a contiguous buffer lie."""
+    if not view.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+
+
+def parts_of(buffers: Sequence[Sequence[memoryview]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Addresses and sizes of buffers, and for each of the sequences the address of its first pair.
+
+    The first array has to live as long as the second is used.
+    """
+    flat = np.array([(address_of(part), len(part)) for parts in buffers for part in parts], dtype=np.uint64)
+    counts = np.array([0, *(len(parts) for parts in buffers)], dtype=np.uint64)
+    first = np.cumsum(counts, dtype=np.uint64)[:-1] * np.uint64(16) + np.uint64(flat.ctypes.data)
+    return flat, first
+
+
+def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@cache
+def _sum_address() -> ctypes.c_void_p:
+    """xxh3-64 of the xxhash package, the one that record.py calls."""
+    library = ctypes.CDLL(str(importlib.import_module("xxhash._xxhash").__file__))
+    for name in _SUMS:
+        found = getattr(library, name, None)
+        if found is not None:
+            return ctypes.cast(found, ctypes.c_void_p)
+    raise OSError("the xxhash package exports no xxh3")

@@ -1,0 +1,240 @@
+// Batches of records in one call: read neighbours past the page cache, prove each, copy its payload to whoever asked;
+// and the way back, assembling records that prove themselves. The meaning is that of runtime/store/record.py, and a
+// test compares the two. Nothing is allocated here and no lock is taken.
+
+#include <sched.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define STORE_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr int kAbi = 1;
+constexpr int kMostSections = 16;
+constexpr int kMostNeighbours = 64;
+constexpr uint32_t kHeaderBytes = 256;
+constexpr uint32_t kMagic = 0x63724944;  // "DIrc"
+constexpr uint16_t kReplayed = 1;
+
+using Sum = uint64_t (*)(const void*, size_t, uint64_t);  // xxh3-64 with a seed
+
+enum Status : int32_t { kPending, kOk, kMiss, kOther, kDamaged, kIoError, kCancelled };
+enum State : int32_t { kWaiting, kCopying, kEnded, kGivenUp };
+
+struct Layout {
+  uint64_t stride, sections, tokens, format;
+  uint64_t offsets[kMostSections + 1];
+  uint8_t space[16];
+};
+
+struct Header {
+  uint32_t magic;
+  uint16_t version, flags;
+  uint8_t key[16], parent[16];
+  uint32_t number, tokens, slot, spare;
+  uint8_t uuid[16], space[16], extra[16];
+  uint64_t written;
+  uint64_t sums[kMostSections];
+  uint64_t ids_sum, sum;
+};
+static_assert(sizeof(Header) == kHeaderBytes && offsetof(Header, sums) == 112, "the format of docs/store.md");
+
+// One record that is to be read. ``ids`` and the buffers of ``into`` are addresses; ``parts`` of them, in order.
+struct Want {
+  int32_t fd;
+  uint32_t slot;
+  uint64_t offset, seed;
+  uint8_t uuid[16], key[16], extra[16];
+  uint64_t ids, into, parts;
+  uint32_t exact, flags;
+  int32_t state, status;
+  int64_t got;  // bytes read, or a negative errno
+};
+
+// One record that is to be written; ``sum`` comes back and names this very record.
+struct Make {
+  uint64_t record, ids, from, parts, seed, written, sum;
+  uint8_t uuid[16], key[16], parent[16], extra[16];
+  uint32_t number, slot, flags, spare;
+};
+
+struct Part {
+  uint64_t address, size;
+};
+
+bool same(const void* a, const void* b) { return std::memcmp(a, b, 16) == 0; }
+
+bool moves(int32_t* state, int32_t from, int32_t to) {
+  return __atomic_compare_exchange_n(state, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+bool whole(const Layout& layout, const Header& head, const uint8_t* record, uint64_t seed, Sum sum) {
+  if (sum(record + kHeaderBytes, layout.offsets[0] - kHeaderBytes, seed) != head.ids_sum) return false;
+  for (uint64_t i = 0; i < layout.sections; i++)
+    if (sum(record + layout.offsets[i], layout.offsets[i + 1] - layout.offsets[i], seed) != head.sums[i]) return false;
+  for (uint64_t i = layout.sections; i < kMostSections; i++)
+    if (head.sums[i]) return false;
+  return true;
+}
+
+// Whether the bytes are the wanted block, undamaged. ``flags`` come back where the header is whole.
+Status proved(const Layout& layout, const uint8_t* record, Want& want, Sum sum) {
+  Header head;
+  std::memcpy(&head, record, sizeof head);
+  if (sum(record, offsetof(Header, sum), want.seed) != head.sum) return kDamaged;
+  if (head.magic != kMagic || head.version != layout.format || head.tokens != layout.tokens ||
+      head.slot != want.slot || !same(head.uuid, want.uuid) || !same(head.space, layout.space))
+    return kDamaged;
+  want.flags = head.flags;
+  if (!same(head.key, want.key)) return kOther;
+  if (!same(head.extra, want.extra) || (want.exact && head.flags & kReplayed)) return kMiss;
+  if (!whole(layout, head, record, want.seed, sum)) return kDamaged;
+  const uint64_t ids = layout.offsets[0] - kHeaderBytes;
+  if (want.ids && std::memcmp(record + kHeaderBytes, reinterpret_cast<const void*>(want.ids), ids) != 0) return kMiss;
+  return kOk;
+}
+
+void scatter(const Layout& layout, const uint8_t* record, const Want& want) {
+  const Part* parts = reinterpret_cast<const Part*>(want.into);
+  uint64_t at = layout.offsets[0];
+  for (uint64_t i = 0; i < want.parts; i++) {
+    std::memcpy(reinterpret_cast<void*>(parts[i].address), record + at, parts[i].size);
+    at += parts[i].size;
+  }
+}
+
+void end(const Layout& layout, const uint8_t* record, bool complete, Want& want, Sum sum) {
+  const Status status = complete ? proved(layout, record, want, sum) : kDamaged;
+  if (status == kOk) {
+    if (!moves(&want.state, kWaiting, kCopying)) {
+      want.status = kCancelled;
+      return;
+    }
+    scatter(layout, record, want);
+    want.status = kOk;
+    __atomic_store_n(&want.state, static_cast<int32_t>(kEnded), __ATOMIC_RELEASE);
+    return;
+  }
+  want.status = moves(&want.state, kWaiting, kEnded) ? status : kCancelled;
+}
+
+int64_t read_some(int fd, iovec* pieces, int count, uint64_t offset) {
+  for (;;) {
+    const ssize_t got = preadv(fd, pieces, count, static_cast<off_t>(offset));
+    if (got >= 0) return got;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+// Bytes of ``count`` neighbours, or a negative errno. A short read that is not the end of the file is tried once more.
+int64_t read_neighbours(const Layout& layout, const Want& first, int count, const uint64_t* slots) {
+  iovec pieces[kMostNeighbours];
+  for (int i = 0; i < count; i++) pieces[i] = {reinterpret_cast<void*>(slots[i]), layout.stride};
+  const int64_t got = read_some(first.fd, pieces, count, first.offset);
+  const int64_t total = static_cast<int64_t>(layout.stride) * count;
+  if (got <= 0 || got >= total) return got;
+  const int64_t done = got / static_cast<int64_t>(layout.stride), at = done * static_cast<int64_t>(layout.stride);
+  const int64_t rest = read_some(first.fd, pieces + done, count - static_cast<int>(done),
+                                 first.offset + static_cast<uint64_t>(at));
+  return rest < 0 ? rest : (at + rest > got ? at + rest : got);
+}
+
+}  // namespace
+
+STORE_API int store_abi() { return kAbi; }
+
+// Sizes of the three structs above, in order: a binding that means others is refused.
+STORE_API void store_sizes(uint64_t* sizes) {
+  sizes[0] = sizeof(Layout);
+  sizes[1] = sizeof(Want);
+  sizes[2] = sizeof(Make);
+}
+
+// Read, prove and hand over ``count`` records in order; neighbours of one file with one call, up to ``slot_count``
+// [stride] areas of memory at ``slots``. Returns the number of bytes read.
+STORE_API int64_t store_read(const Layout* layout, Want* wants, int64_t count, const uint64_t* slots,
+                             int64_t slot_count, Sum sum) {
+  const int64_t most = slot_count < kMostNeighbours ? slot_count : kMostNeighbours;
+  int64_t moved = 0;
+  for (int64_t first = 0; first < count;) {
+    Want& want = wants[first];
+    if (__atomic_load_n(&want.state, __ATOMIC_ACQUIRE) != kWaiting) {
+      want.status = kCancelled;
+      first++;
+      continue;
+    }
+    int64_t n = 1;
+    while (n < most && first + n < count && wants[first + n].fd == want.fd &&
+           wants[first + n].offset == want.offset + static_cast<uint64_t>(n) * layout->stride)
+      n++;
+    const int64_t got = read_neighbours(*layout, want, static_cast<int>(n), slots);
+    if (got > 0) moved += got;
+    for (int64_t i = 0; i < n; i++) {
+      Want& each = wants[first + i];
+      each.got = got;
+      if (got < 0)
+        each.status = moves(&each.state, kWaiting, kEnded) ? kIoError : kCancelled;
+      else
+        end(*layout, reinterpret_cast<const uint8_t*>(slots[i]), got >= (i + 1) * static_cast<int64_t>(layout->stride),
+            each, sum);
+    }
+    first += n;
+  }
+  return moved;
+}
+
+// The same for a record whose bytes are in memory already.
+STORE_API void store_prove(const Layout* layout, Want* want, const uint8_t* record, Sum sum) {
+  end(*layout, record, true, *want, sum);
+}
+
+// Give up on records: when this returns, nobody writes to their buffers any more.
+STORE_API void store_give_up(Want* wants, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    while (!moves(&wants[i].state, kWaiting, kGivenUp) &&
+           __atomic_load_n(&wants[i].state, __ATOMIC_ACQUIRE) == kCopying)
+      sched_yield();
+}
+
+// Assemble ``count`` records in their memory: ids, payload, filling, sums, header.
+STORE_API void store_make(const Layout* layout, Make* makes, int64_t count, Sum sum) {
+  for (int64_t n = 0; n < count; n++) {
+    Make& make = makes[n];
+    uint8_t* record = reinterpret_cast<uint8_t*>(make.record);
+    const Part* parts = reinterpret_cast<const Part*>(make.from);
+    const uint64_t ids = layout->offsets[0] - kHeaderBytes;
+    std::memcpy(record + kHeaderBytes, reinterpret_cast<const void*>(make.ids), ids);
+    uint64_t at = layout->offsets[0];
+    for (uint64_t i = 0; i < make.parts; i++) {
+      std::memcpy(record + at, reinterpret_cast<const void*>(parts[i].address), parts[i].size);
+      at += parts[i].size;
+    }
+    std::memset(record + at, 0, layout->stride - at);
+    Header head{};
+    head.magic = kMagic;
+    head.version = static_cast<uint16_t>(layout->format);
+    head.flags = static_cast<uint16_t>(make.flags);
+    std::memcpy(head.key, make.key, 16);
+    std::memcpy(head.parent, make.parent, 16);
+    head.number = make.number;
+    head.tokens = static_cast<uint32_t>(layout->tokens);
+    head.slot = make.slot;
+    std::memcpy(head.uuid, make.uuid, 16);
+    std::memcpy(head.space, layout->space, 16);
+    std::memcpy(head.extra, make.extra, 16);
+    head.written = make.written;
+    for (uint64_t i = 0; i < layout->sections; i++)
+      head.sums[i] = sum(record + layout->offsets[i], layout->offsets[i + 1] - layout->offsets[i], make.seed);
+    head.ids_sum = sum(record + kHeaderBytes, ids, make.seed);
+    std::memcpy(record, &head, sizeof head);
+    head.sum = sum(record, offsetof(Header, sum), make.seed);
+    std::memcpy(record + offsetof(Header, sum), &head.sum, 8);
+    make.sum = head.sum;
+  }
+}
