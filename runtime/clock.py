@@ -80,11 +80,6 @@ class ClockTable:
          self.hit, self.verifying, self.pub, self.finished) = self.data
         self.hit[:] = NO_HIT
 
-    def kept_in(self, at: Rows, rows: Rows) -> Rows:
-        """How many of the next ``rows`` rows are kept."""
-        out: Rows = np.clip(self.row[at] + rows - self.first_kept[at], 0, rows)
-        return out
-
     def sent(self, at: Rows, rows: Rows) -> None:
         """The next ``rows`` rows (chunk) are part of a step that runs or will."""
         self._need((rows > 0) & (rows <= self.t[at] - self.row[at]) & (self.verifying[at] == 0), "send", at)
@@ -183,7 +178,7 @@ class Clock:
 
     def kept_in(self, rows: int) -> int:
         """How many of the next ``rows`` rows are kept."""
-        return int(self._table.kept_in(self._here, np.int64(rows)))
+        return max(0, min(rows, self.row + rows - self.first_kept))
 
     def rows_within(self, rows: int, kept: int) -> int:
         """The most of the next ``rows`` rows of which no more than ``kept`` are kept."""

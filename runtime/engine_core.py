@@ -34,7 +34,7 @@ from deepinfer.runtime.results import Results
 from deepinfer.runtime.sampling import encode_bad_words, sequence_key
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.scheduler import PATIENCE, Scheduler
-from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds, check_prompt
+from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds, TokenSeries, check_prompt
 from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts
 from deepinfer.runtime.structured.compiler import GrammarCompiler
 from deepinfer.runtime.table import SequenceTable
@@ -122,7 +122,7 @@ class EngineCore:
             raise RequestError("the engine is closed", where="LLM", next_step="make another LLM")
 
     # ---- requests -------------------------------------------------------------------------------------------------
-    def make(self, request_id: str, prompt_ids: Series[int], params: SamplingParams, *, prompt: str | None = None,
+    def make(self, request_id: str, prompt_ids: TokenSeries, params: SamplingParams, *, prompt: str | None = None,
              priority: int = 0, stream: bool = False, where: str = "prompt") -> Request:
         """A checked request that is not queued yet; RequestError in one sentence when it cannot be served.
 

@@ -53,15 +53,21 @@ class Holding:
         return held
 
     def append(self, block: int) -> None:
-        self._table[self._counts[self.slot]] = block
-        self._counts[self.slot] += 1
+        self.extend([block])
+
+    def extend(self, blocks: list[int]) -> None:
+        count = self.count
+        self._table[count : count + len(blocks)] = blocks
+        self._counts[self.slot] = count + len(blocks)
 
     def replace(self, index: int, block: int) -> None:
         self._table[index] = block
 
-    def pop(self) -> int:
-        self._counts[self.slot] -= 1
-        return int(self._table[self._counts[self.slot]])
+    def cut(self, count: int) -> list[int]:
+        """Keep the first ``count`` blocks; those behind them, the last one first."""
+        gone: list[int] = self.blocks[count:][::-1].tolist()
+        self._counts[self.slot] -= len(gone)
+        return gone
 
 
 @dataclass(eq=False)
@@ -133,14 +139,12 @@ class SequenceMemory:
                 self._copy_block(block, own)
                 holding.replace(index, own)
                 self.blocks.give_back(block)
-        while holding.count < self.plan.blocks_for(stop):
-            holding.append(self.blocks.take())
+        self.grow(holding, max(0, self.plan.blocks_for(stop) - holding.count))
         return True
 
     def grow(self, holding: Holding, blocks: int) -> None:
         """``blocks`` further blocks; ask ``free_blocks`` first."""
-        for _ in range(blocks):
-            holding.append(self.blocks.take())
+        holding.extend(self.blocks.take_some(blocks))
 
     def fork_need(self, rows: int) -> int:
         """Free blocks that a fork of a sequence with ``rows`` committed rows takes: its tail block."""
@@ -167,8 +171,7 @@ class SequenceMemory:
 
     def shorten(self, holding: Holding, rows: int) -> None:
         """Give back the blocks beyond the first ``rows`` rows."""
-        while holding.count > self.plan.blocks_for(rows):
-            self.blocks.give_back(holding.pop())
+        self.blocks.give_back_all(holding.cut(min(holding.count, self.plan.blocks_for(rows))))
 
     def close(self, holding: Holding) -> None:
         """Give everything back."""

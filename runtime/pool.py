@@ -31,6 +31,16 @@ class Pool:
         self._holders[unit] = 1
         return unit
 
+    def take_some(self, count: int) -> list[int]:
+        """``count`` free units; InternalError when there are fewer."""
+        if len(self._free) < count:
+            raise InternalError(f"no {count} free {self.what}s")
+        keep = len(self._free) - count
+        units = self._free[keep:][::-1]
+        del self._free[keep:]
+        self._holders[units] = 1
+        return units
+
     def share(self, unit: int) -> None:
         """One more holder of a held unit."""
         if not self._holders[unit]:
@@ -44,6 +54,16 @@ class Pool:
         self._holders[unit] -= 1
         if not self._holders[unit]:
             self._free.append(unit)
+
+    def give_back_all(self, units: list[int]) -> None:
+        """One holder less of each of several different units."""
+        if not units:
+            return
+        left = self._holders[units] - 1
+        if (left < 0).any():
+            raise InternalError(f"{self.what}s among {units[:8]} are given back and nobody holds them")
+        self._holders[units] = left
+        self._free += [unit for unit, holders in zip(units, left.tolist(), strict=True) if not holders]
 
     def shared(self, unit: int) -> bool:
         """Whether more than one holds the unit."""

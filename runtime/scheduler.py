@@ -17,7 +17,7 @@ not given away: ``blocked`` then asks the loop to let the steps in flight end.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect, insort
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class Scheduler:
         self.blocked = False
         self.decoding = self.prompt_rows = 0  # rows of the last plan
         self.chunk_cut = False  # whether the chunk budget was what ended its prompt rows
-        self._order: NDArray[np.int64] | None = None  # slots of the running ones
+        self._order = np.zeros(0, np.int64)  # slots of the running ones
         self._turn = 0
         self._alternate = False
         self._preempted = False
@@ -77,8 +77,11 @@ class Scheduler:
 
     def add_running(self, s: Sequence) -> None:
         """A sequence that has a slot."""
-        insort(self.running, s, key=_rank)
-        self._order = None
+        if s.holding is None:
+            raise InternalError("a running sequence without memory")
+        place = bisect(self.running, s.rank, key=_rank)
+        self.running.insert(place, s)
+        self._order = np.concatenate((self._order[:place], (s.holding.slot,), self._order[place:]))
         self.residence.promise()
 
     def drop(self, s: Sequence) -> None:
@@ -86,8 +89,7 @@ class Scheduler:
         if s in self.waiting:
             self.waiting.remove(s)
         if s in self.running:
-            self.running.remove(s)
-            self._order = None
+            self._stop(s)
         self.residence.leave(s)
         self.residence.promise()
 
@@ -123,9 +125,12 @@ class Scheduler:
 
     def order(self) -> NDArray[np.int64]:
         """Slots of the running sequences, first turn first."""
-        if self._order is None:
-            self._order = np.array([s.holding.slot for s in self.running if s.holding is not None], np.int64)
         return self._order
+
+    def _stop(self, s: Sequence) -> None:
+        place = self.running.index(s)
+        del self.running[place]
+        self._order = np.concatenate((self._order[:place], self._order[place + 1:]))
 
     # ---- decoding ---------------------------------------------------------------------------------------------------
     def _decode(self, step: StepPlan, left: Left) -> int:
@@ -200,6 +205,12 @@ class Scheduler:
         if not (base + rows > counts * np.int64(size)).any():
             return slots, rows
         need = -(-(base + rows) // size) - counts
+        if self.residence.free(int(need[need > 0].sum())):
+            for i in np.flatnonzero(need > 0).tolist():
+                s = t.sequences[int(slots[i])]
+                if s is not None and s.holding is not None:
+                    self.memory.grow(s.holding, int(need[i]))
+            return slots, rows
         gone = np.zeros(len(slots), bool)
         for i in np.flatnonzero(need > 0).tolist():
             slot = int(slots[i])
@@ -309,8 +320,7 @@ class Scheduler:
 
     def _preempt(self, s: Sequence) -> None:
         """Take the memory of ``s``; it waits in its old place."""
-        self.running.remove(s)
-        self._order = None
+        self._stop(s)
         self.residence.preempt(s)
         self._preempted = True
         self.add(s)

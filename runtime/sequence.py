@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.structured.compiler import Grammar
 from deepinfer.runtime.structured.constraint import Constraint
+
+TokenSeries = Series[int] | NDArray[np.integer[Any]]
 
 
 class Status(Enum):
@@ -258,14 +261,14 @@ class Request:
                              tuple(s.debug() for s in self.sequences))
 
 
-def check_prompt(plan: EnginePlan, ids: Series[int], where: str) -> tuple[list[int], NDArray[np.int64]]:
+def check_prompt(plan: EnginePlan, ids: TokenSeries, where: str) -> tuple[list[int], NDArray[np.int64]]:
     """A prompt as plain ints and as an array, or a RequestError that names the place."""
     array = np.array(ids, np.int64)
     out: list[int] = array.tolist()
     if not out:
         raise RequestError("the prompt is empty", where=where, next_step="send at least one token")
-    wrong = np.flatnonzero((array < 0) | (array >= plan.vocab_size))
-    if len(wrong):
+    if array.min() < 0 or array.max() >= plan.vocab_size:
+        wrong = np.flatnonzero((array < 0) | (array >= plan.vocab_size))
         raise RequestError("token id out of range", where=f"{where}, position {wrong[0]}", found=out[wrong[0]],
                            allowed=f"0..{plan.vocab_size - 1}")
     if len(out) >= plan.max_model_len:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.errors import InternalError
 from deepinfer.runtime.clock import ClockTable
 from deepinfer.runtime.executor import DECODE, NO_LOGPROBS, NO_TOKEN, ROW, words_of
 from deepinfer.runtime.memory import SequenceMemory
@@ -20,7 +21,7 @@ from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sequence import Sequence, nothing
 
 FREE, PROMPT, ANSWER, ENDED = 0, 1, 2, 3
-_PULL = 32  # steps after which every list of tokens has been brought up to date
+_PULL = 128  # steps after which every list of tokens has been brought up to date
 _ENDS = 8  # ids that end an answer and are looked for in arrays; answers with more are looked at one by one
 _WORD_ORDER = 1 if sys.byteorder == "little" else -1
 Slots = NDArray[np.integer[Any]]
@@ -154,6 +155,16 @@ class SequenceTable:
             row, mask = self.fresh[slot], self.fresh.shape[1] - 1
             first, last = len(tokens) & mask, stop & mask
             tokens += row[first:last].tolist() if first < last else row[first:].tolist() + row[:last].tolist()
+
+    def newest(self, slots: Slots, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens ``first`` .. ``stop`` - 1 of each answer, one answer after the other; those of the last steps only."""
+        counts, mask = stop - first, self.fresh.shape[1] - 1
+        if len(slots) and int(counts.max()) > mask + 1:
+            raise InternalError(f"{int(counts.max())} tokens were not fetched in time")
+        begins = np.cumsum(counts) - counts
+        places = np.arange(int(counts.sum())) + np.repeat(first - begins, counts)
+        out: NDArray[np.int64] = self._cells[np.repeat(self._base[slots], counts) + (places & mask)]
+        return out
 
     def pull_some(self) -> None:
         """Called once a step: after some steps every list was brought up to date, a few at a time."""

@@ -178,7 +178,7 @@ class EngineLink:
     def _receive(self, data: bytes) -> None:
         message = wire.decode_from_engine(data)
         if isinstance(message, wire.Step):
-            for update in message.updates:
+            for update in message.all():
                 ticket = self._tickets.get(update.id)
                 if ticket is not None:
                     if update.last:

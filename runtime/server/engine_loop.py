@@ -16,8 +16,9 @@ from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Counter, Gauge, Histogram, Metrics
 from deepinfer.runtime.outputs import CompletionOutput, RequestMetrics, TokenLogprobs
 from deepinfer.runtime.sampling_params import SamplingParams
-from deepinfer.runtime.sequence import Request
+from deepinfer.runtime.sequence import Request, Sequence
 from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.news import TokenNews
 from deepinfer.runtime.server.trace import StepTrace, TracedEngine
 from deepinfer.runtime.structured.compiler import Grammar
 
@@ -38,6 +39,8 @@ class EngineLoop:
         if trace is not None:
             core.engine = TracedEngine(core.engine, trace)
         self._open: dict[int, _Open] = {}
+        self._single: dict[int, _Open] = {}  # those that are looked at one by one
+        self._news = TokenNews(core.table)
         self._compiling: dict[int, _Compiling] = {}
         self._stopping = False
         self._reported, self._reported_free = 0.0, 0
@@ -101,7 +104,7 @@ class EngineLoop:
     def _start(self, message: wire.Submit, params: SamplingParams) -> None:
         request = self.core.make(str(message.id), wire.unpack_ids(message.prompt), params, priority=message.priority)
         self.core.add(request)
-        self._open[message.id] = _Open(request, message.debug)
+        self._open[message.id] = self._single[message.id] = _Open(request, message.debug)
         self.trace.request(message.id, begins=True, prompt_tokens=len(request.prompt_ids))
 
     def _refuse(self, key: int, error: RequestError) -> None:
@@ -123,18 +126,30 @@ class EngineLoop:
             self._report()
 
     def _flush(self) -> None:
-        updates = [u for key, entry in self._open.items() for u in entry.updates(key)]
+        """Send what is new. Requests of which only tokens are wanted are followed in columns, from their first token on
+        and as long as they run; the others are looked at one by one."""
+        for key, sent in self._news.gone():
+            self._open[key].sent(sent)
+            self._single[key] = self._open[key]
+        updates = []
+        for key, entry in list(self._single.items()):
+            found = entry.updates(key)
+            updates += found
+            if found and not found[-1].last and (s := entry.plain) is not None and self._news.follow(
+                    key, s, len(s.output.token_ids)):
+                del self._single[key]
         if len(self._open) == sum(u.last for u in updates):
             self._report()  # who reads the metrics after the last answer finds it there
-        if updates:
-            self._send(updates)
+        keys, counts, tokens = self._news.take()
+        if updates or len(keys):
+            self._send(updates, keys.astype("<i8").tobytes(), wire.pack_ids(counts), wire.pack_ids(tokens))
         for u in updates:
             if u.last:
-                del self._open[u.id]
+                del self._open[u.id], self._single[u.id]
                 self.trace.request(u.id, begins=False, finish=u.finish)
 
-    def _send(self, updates: list[wire.Update]) -> None:
-        self.socket.send(wire.encode(wire.Step(updates)))
+    def _send(self, updates: list[wire.Update], *packed: bytes) -> None:
+        self.socket.send(wire.encode(wire.Step(updates, *packed)))
 
     def _settle_books(self) -> None:
         """Let go of blocks that a store has taken meanwhile."""
@@ -173,9 +188,22 @@ class _Open:
         self._sent = [0] * len(request.outputs)
         self._going_on = list(range(len(request.outputs)))
 
+    @property
+    def plain(self) -> Sequence | None:
+        """The answer, if it is the only one and nothing but its tokens is wanted while it goes on."""
+        r = self.request
+        alone = len(r.outputs) == 1 and r.params.logprobs is None and not self._debug
+        return r.sequences[0] if alone and r.sequences else None
+
+    def sent(self, tokens: int) -> None:
+        """So many tokens of the only answer were sent."""
+        self._sent[0] = tokens
+
     def updates(self, key: int) -> list[wire.Update]:
         """News since the last call."""
         r, found, ended = self.request, [], False
+        for s in r.sequences:
+            s.pull()
         for index in self._going_on:
             out, first = r.outputs[index], self._sent[index]
             count = len(out.token_ids)

@@ -44,7 +44,7 @@ class Ticket:
         if self.first is None and update.tokens:
             self.first = time.monotonic()
         self.tokens += len(update.tokens)
-        self.cached = update.cached
+        self.cached = max(self.cached, update.cached)
         if update.last:
             self.finish = update.finish
         self._pending.append(update)

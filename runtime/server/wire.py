@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.errors import InternalError
 from deepinfer.runtime.outputs import Debug
@@ -86,7 +87,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
     ``tokens``: new ids, without the end token. ``finish``: stop, length, deadline, abort, error, or refused (the engine
     cannot serve it and never began). ``prompt_logprobs``: with the first tokens, one entry a prompt token, None for the
     first. ``index``: which answer; ``last``: the request has no further news. ``cached``: prompt tokens that the prefix
-    cache had.
+    cache had; packed ones do not say it again.
     """
 
     id: int
@@ -103,9 +104,24 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Step(msgspec.Struct, array_like=True, tag="step", frozen=True):
-    """The news of one step."""
+    """The news of one step.
+
+    ``keys``, ``counts``, ``tokens``: of requests that got tokens and nothing else, packed: their ids as int64, how many
+    tokens each and the tokens, one request after the other, as int32.
+    """
 
     updates: list[Update]
+    keys: bytes = b""
+    counts: bytes = b""
+    tokens: bytes = b""
+
+    def all(self) -> list[Update]:
+        """The packed ones too."""
+        out, tokens, first = self.updates, unpack_ids(self.tokens).tolist(), 0
+        for key, count in zip(np.frombuffer(self.keys, "<i8").tolist(), unpack_ids(self.counts).tolist(), strict=True):
+            out.append(Update(key, tokens[first : first + count]))
+            first += count
+        return out
 
 
 class Metric(msgspec.Struct, array_like=True, frozen=True):
@@ -163,12 +179,11 @@ def decode_from_engine(data: bytes) -> FromEngine:
         raise InternalError(f"the engine sent no valid message: {error}") from None
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
+def pack_ids(ids: Sequence[int] | NDArray[np.int64]) -> bytes:
     """Ids as little-endian int32."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def unpack_ids(data: bytes) -> list[int]:
-    """The ids of `pack_ids`."""
-    ids: list[int] = np.frombuffer(data, dtype="<i4").tolist()
-    return ids
+def unpack_ids(data: bytes) -> NDArray[np.int32]:
+    """The ids of `pack_ids`, a view."""
+    return np.frombuffer(data, dtype="<i4")

@@ -78,7 +78,7 @@ def host(loop: str, sequences: int, steps: int, drafts: int, server: bool) -> di
     answer = int(sequences / ARRIVALS / STEP_SECONDS * (1 if not drafts else 3))
     process = EngineLoop(core, Sink())  # type: ignore[arg-type]
     count = 0
-    prompts = [rng.integers(3, 100_000, int(rng.integers(500, 1500))).tolist() for _ in range(64)]
+    prompts = [rng.integers(3, 100_000, int(rng.integers(500, 1500)), np.int32) for _ in range(64)]
 
     def arrive(tokens: int) -> None:
         nonlocal count

@@ -194,7 +194,7 @@ def test_a_form_that_is_being_compiled_stalls_nobody(checkpoint: Path, monkeypat
                 assert ours.poll(1000 * PATIENCE), finished
                 message = wire.decode_from_engine(ours.recv())
                 if isinstance(message, wire.Step):
-                    finished.extend((u.id, u.finish) for u in message.updates if u.finish is not None)
+                    finished.extend((u.id, u.finish) for u in message.all() if u.finish is not None)
 
         submit(1, structured_outputs={"choice": ["yes"]})
         submit(2, structured_outputs={"regex": "("})
