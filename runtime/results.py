@@ -23,7 +23,6 @@ from deepinfer.runtime.sequence import Request, Sequence, Status
 from deepinfer.runtime.speculation.interface import DraftPolicy, Observed
 from deepinfer.runtime.table import SequenceTable
 
-
 Places = NDArray[np.int64] | slice  # of sequences in a step
 
 
