@@ -58,6 +58,17 @@ def di_round(x):
     return x.to(tl.bfloat16).to(tl.float32)
 
 
+@triton.jit
+def di_pairs(x, H: tl.constexpr, N: tl.constexpr):
+    """Sums [H, 1] of [H, N], N a power of two, added up in pairs: the order does not depend on who holds what."""
+    n: tl.constexpr = N // 2
+    if N > 1:
+        a, b = tl.split(tl.reshape(x, [H, n, 2]))
+        return di_pairs(a + b, H, n)
+    else:
+        return x
+
+
 # ---- formats -------------------------------------------------------------------------------------------------------
 @triton.jit
 def di_e4m3(c):

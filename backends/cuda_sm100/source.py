@@ -45,7 +45,8 @@ class Stage:
     """One launch: a function of the text with its compile-time arguments.
 
     ``hot``: it may not spill. ``matrix``: it has to use the tensor cores' asynchronous instructions. ``otherwise``:
-    other numbers of warps to try, in this order, when it spills.
+    what to try, in this order, as long as it spills: another number of warps, or other ``warps``, ``pipeline`` and
+    compile-time arguments by name.
     """
 
     function: str
@@ -55,7 +56,7 @@ class Stage:
     pipeline: int = 3
     hot: bool = False
     matrix: bool = False
-    otherwise: tuple[int, ...] = ()
+    otherwise: tuple[int | tuple[tuple[str, int], ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ class Toolchain:
 
         def make(folder: Path) -> None:
             result = self._compiled(request)
-            for warps in stage.otherwise:
+            for change in stage.otherwise:
                 if result["spills"]:
-                    other = self._compiled({**request, "warps": warps})
+                    other = self._compiled(_changed(request, change))
                     result = min(result, other, key=lambda r: int(r["spills"]))
             self._check(stage, result)
             (folder / "kernel.cubin").write_bytes(base64.b64decode(result.pop("cubin")))
@@ -141,6 +141,13 @@ class Toolchain:
         if stage.hot and made["spills"]:
             raise ToolchainError("a kernel keeps registers in memory", where=stage.function,
                                  found=f"{made['spills']} bytes", allowed="0", next_step="please report this")
+
+
+def _changed(request: dict[str, Any], change: int | tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """A request with another number of warps, or with other numbers by name."""
+    named = {"warps": change} if isinstance(change, int) else dict(change)
+    constants = [[name, named.get(name, value)] for name, value in request["constants"]]
+    return {**request, "constants": constants, **{k: v for k, v in named.items() if k in ("warps", "pipeline")}}
 
 
 def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: str = ALL,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.backends.cuda_sm100.families.attend import KEYS, Reader, holds_bf16
+from deepinfer.backends.cuda_sm100.families.attend import KEYS
+from deepinfer.backends.cuda_sm100.families.reader import Reader, holds_bf16
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import power_of_two
