@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 
 from deepinfer.backends.base import Backend
+from deepinfer.codegen.dump import PassLog, PassTime, plan_texts, printed, regions_text
 from deepinfer.codegen.passes.fetch import add_fetches
 from deepinfer.codegen.passes.fuse import Region, fuse
 from deepinfer.codegen.passes.narrow import Narrowing, narrow_model
@@ -29,13 +28,6 @@ from deepinfer.errors import PlanError
 _LOGITS_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class PassTime:
-    name: str
-    seconds: float
-    note: str
-
-
 @dataclass
 class Plan:
     """What ``lower`` returns: graphs after the last pass, regions, launch table with sources, and how it came about."""
@@ -47,27 +39,6 @@ class Plan:
     regions: dict[str, list[Region]]
     lowered: Lowered
     passes: list[PassTime] = field(default_factory=list)
-
-
-class PassLog:
-    """Times each pass, and writes what it made to ``<dump>/NN-name.txt`` when a folder is given."""
-
-    def __init__(self, dump: Path | None, on_pass: Callable[[str], None] | None) -> None:
-        self.dump, self.on_pass = dump, on_pass
-        self.times: list[PassTime] = []
-        if dump is not None:
-            dump.mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def run(self, name: str) -> Iterator[list[str]]:
-        """Yields a list; its first entry becomes the note of the pass, all entries go into the dump."""
-        if self.on_pass:
-            self.on_pass(name)
-        start, text = perf_counter(), list[str]()
-        yield text
-        self.times.append(PassTime(name, perf_counter() - start, text[0].splitlines()[0] if text else ""))
-        if self.dump is not None:
-            (self.dump / f"{len(self.times):02d}-{name}.txt").write_text("\n\n".join(text) + "\n")
 
 
 def row_limits(model: Model) -> dict[str, int]:
@@ -87,11 +58,6 @@ def row_limits(model: Model) -> dict[str, int]:
             "seq": opt.max_num_seqs}
 
 
-def _printed(graphs: dict[str, Graph]) -> list[str]:
-    counts = ", ".join(f"{name} {len(g)} nodes" for name, g in graphs.items())
-    return [counts, *(print_graph(g) for g in graphs.values())]
-
-
 def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = None,
           on_pass: Callable[[str], None] | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> Plan:
     """Trace, choose numerics, narrow rows, fuse and lay out: everything up to source text.
@@ -103,11 +69,11 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
     with log.run("trace") as text:
         program: Program = trace(model)
         graphs = program.graphs
-        text += _printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
+        text += printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
     if model.options.profile == "wide":
         with log.run("drop-rounding") as text:
             graphs = {k: drop_rounding(g) for k, g in graphs.items()}
-            text += _printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
+            text += printed(graphs) if dump else [f"{sum(map(len, graphs.values()))} nodes"]
     with log.run("narrow-rows") as text:
         narrowed = {k: narrow_model(model, g) for k, g in graphs.items()}
         graphs, narrowing = {k: g for k, (g, _) in narrowed.items()}, {k: n for k, (_, n) in narrowed.items()}
@@ -127,7 +93,7 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
     with log.run("fuse") as text:
         regions = {k: fuse(g, caps) for k, g in graphs.items()}
         text.append(", ".join(f"{k} {len(r)} kernels" for k, r in regions.items()))
-        text += [_describe(r) for r in regions.values()] if dump else []
+        text += [regions_text(r) for r in regions.values()] if dump else []
     with log.run("plan") as text:
         lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
                               block_tokens=model.block_tokens, lookback=model.lookback_tokens,
@@ -138,12 +104,6 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
                                                            model.lookback_tokens)
         check_table(lowered.table, lowered.specs)
         text.append(f"{len(lowered.specs)} distinct kernels")
-        if dump:
-            text.append(lowered.table.text())
-            text += [f"{s.symbol}\n{s.slots[0][1] if s.slots else ''}" for s in lowered.specs]
+        text += plan_texts(lowered) if dump else []
     return Plan(model, target, graphs, narrowing, regions, lowered, log.times)
 
-
-def _describe(regions: list[Region]) -> str:
-    return "\n".join(f"{i:4d} level {r.level:4d} {r.family:12s} {r.rows!s:9s} {r.scope or '-':28s} "
-                     f"{' '.join(f'%{n.id}:{n.op}' for n in r.nodes)}   # {r.why}" for i, r in enumerate(regions))

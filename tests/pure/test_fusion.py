@@ -151,3 +151,16 @@ def test_a_decode_step_reads_every_dense_weight_once_and_the_picked_experts(flas
     read = sum(c.bytes(one) for c in costs if c.experts[0])
     picked = sum(s for i, s in sizes.items() if lowered.params[i].stack) * config["num_experts_per_tok"]
     assert read - sum(c.row_bytes for c in costs if c.experts[0]) == pytest.approx(picked)
+
+
+def test_every_dumped_pass_says_how_to_read_it_and_names_what_it_holds(tmp_path: Path) -> None:
+    model = deepseek_v41_flash.build(Config.load(CONFIGS / "DeepSeek-V4.1-Flash"), EngineOptions(profile="wide"))
+    plan = lower(model, PlanOnly(), "cpu", dump=tmp_path)  # type: ignore[arg-type]
+    files = {f.stem.partition("-")[2]: f.read_text() for f in tmp_path.iterdir()}
+    assert sorted(f.name for f in tmp_path.iterdir()) == [f"{i:02d}-{p.name}.txt" for i, p in
+                                                                enumerate(plan.passes, 1)]
+    for text in files.values():
+        legend = [line for line in text.splitlines() if line.startswith("#")]
+        assert len(legend) >= 3 and text.startswith("# ")
+    assert "layers.20.attn" in files["plan"] and "layers.20.attn.wq_a.weight" in files["plan"]
+    assert all(s.symbol in files["plan"] for s in plan.lowered.specs)
