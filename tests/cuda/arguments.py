@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cpu.harness import Array, Param, State, Step, zeros
 
-from deepinfer.backends.cuda_sm100.source import CudaSource
+from deepinfer.backends.signature import Parameter
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 
@@ -18,6 +18,15 @@ def _array(pointer: int | None, count: int, kind: Any) -> Array:
     if not pointer or not count:
         return np.zeros(1, kind)
     return np.ctypeslib.as_array((ctypes.c_char * (count * np.dtype(kind).itemsize)).from_address(pointer)).view(kind)
+
+
+class Launchable(Protocol):
+    """What the sources of all device backends have."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]: ...
+    @property
+    def scratch(self) -> tuple[int, int]: ...
 
 
 class StepArrays:
@@ -73,7 +82,7 @@ def _flat(x: Array | list[Array] | None) -> Array:
     return np.zeros(16, np.uint8) if x is None else np.ascontiguousarray(x)
 
 
-def arguments(spec: KernelSpec, source: CudaSource, step: Step, operands: Sequence[Array | Param | State | None],
+def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequence[Array | Param | State | None],
               rows: str = "") -> Arguments:
     """``operands`` and ``rows`` as for ``cpu.harness.run``."""
     arrays, axis = StepArrays(step), step.axis(rows or spec.rows)
@@ -126,6 +135,8 @@ def arguments(spec: KernelSpec, source: CudaSource, step: Step, operands: Sequen
                 return int(operands[i] is not None)
             case ("pin", i):
                 return _flat(operands[i]) if operands[i] is not None else np.zeros(4, np.int32)  # type: ignore[arg-type]
+            case ("constants",):
+                return _flat(np.frombuffer(getattr(source, "constants", b""), np.uint8))
             case ("scratch",):
                 return np.full(fixed + 64, 0xA5, np.uint8)
         raise AssertionError(where)
