@@ -69,12 +69,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class CudaSource(Source):
-    """A Source whose text is a Python module of Triton functions. ``scratch``: bytes, fixed and a row."""
+    """A Source whose text is a Python module of Triton functions. ``scratch``: bytes, fixed and a row; ``entries``:
+    bytes for each cache entry that a sequence may have, and the positions of one."""
 
     family: str = ""
     parameters: tuple[Parameter, ...] = ()
     variants: tuple[Variant, ...] = ()
     scratch: tuple[int, int] = (0, 0)
+    entries: tuple[int, int] = (0, 1)
+
+    def scratch_json(self) -> dict[str, int]:
+        return {"fixed": self.scratch[0], "row": self.scratch[1], "entry": self.entries[0], "ratio": self.entries[1]}
 
 
 @lru_cache(maxsize=1)
@@ -104,11 +109,11 @@ def text_of(family: str, **slots: Any) -> str:
 
 
 def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], *, scratch: tuple[int, int] = (0, 0),
-           **parts: Any) -> CudaSource:
+           entries: tuple[int, int] = (0, 1), **parts: Any) -> CudaSource:
     """Source of a kernel from the skeleton of its family."""
     parameters = tuple(signature.parameters())
     text = "\n".join([*describe(spec), text_of(spec.family, symbol=spec.symbol, parameters=", ".join(
         p.name for p in parameters), **parts)])
     grid = variants[-1].stages[-1].grid
     return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0, spec.family,
-                      parameters, tuple(variants), scratch)
+                      parameters, tuple(variants), scratch, entries)
