@@ -1,0 +1,1 @@
+"""Tile programs as vector functions and scalar code."""
