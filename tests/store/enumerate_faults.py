@@ -2,6 +2,7 @@
 
     python tests/store/enumerate_faults.py --budget 60
     python tests/store/enumerate_faults.py --budget 60 --kill     # real processes on a real disk, ended by SIGKILL
+    python tests/store/enumerate_faults.py --budget 60 --engine   # a compiled engine answers on what is left
 """
 
 from __future__ import annotations
@@ -109,14 +110,39 @@ def kill_processes(budget: float, seed: int) -> Counter[str]:
     return done
 
 
+def ask_an_engine(budget: float, seed: int) -> Counter[str]:
+    """Faults at random operations of a life with an engine's blocks; its tokens are those of the replay log."""
+    from store.test_end_to_end import trial_of
+
+    rng, done = random.Random(seed), Counter[str]()
+    with trial_of() as trial:
+        cases = [(at, fault) for at, op in enumerate(trial.undisturbed[0]) for fault in Fault
+                 if op.kind != "note" and not _rot(op)]
+        rng.shuffle(cases)
+        until = time.monotonic() + budget
+        for at, fault in cases:
+            if time.monotonic() > until:
+                break
+            try:
+                done["blocks adopted"] += trial.check(at, fault, at * 10 + list(Fault).index(fault))
+            except BaseException:
+                print(f"failed: {at} {fault}", file=sys.stderr)
+                raise
+            done[f"operations hit by {fault}"] += 1
+        print(f"{sum(done.values()) - done['blocks adopted']} of {len(cases)} cases")
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kill", action="store_true", help="kill real processes on the disk of the temporary folder")
+    parser.add_argument("--engine", action="store_true", help="the demonstration model answers on what is left")
     given = parser.parse_args()
     begun = time.monotonic()
-    done = (kill_processes if given.kill else enumerate_all)(given.budget, given.seed)
+    run = kill_processes if given.kill else ask_an_engine if given.engine else enumerate_all
+    done = run(given.budget, given.seed)
     for what, count in sorted(done.items()):
         print(f"{count:7,} {what}")
     print(f"nothing wrong was served; {time.monotonic() - begun:.0f} s, seed {given.seed}")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from store.recording import Killed, Op, Recording
 from store.witness_store import DAY, Chain, Clocks, open_store
@@ -14,21 +15,30 @@ from deepinfer.runtime.store import Flags, Status, Store
 from deepinfer.runtime.store.lease import Writer
 from deepinfer.runtime.store.segment import parse_name
 
-GIVEN = {"bad_after": 1, "retry_seconds": 0.0}
 DEAD = Writer("dddddddddddd", "host", "boot", 1, 1)
 MINE = Writer("aaaaaaaaaaaa", "host", "boot", 1, 1)
 
-# Chains by what happens to them. Everything a reopened store serves must be one of these blocks.
-FIRST, ORPHAN, REPLAYED, HURT, ENDING, LATE = (Chain(seed, blocks) for seed, blocks in
-                                              ((1, 6), (2, 3), (3, 4), (4, 4), (5, 4), (6, 2)))
-CHAINS = (FIRST, ORPHAN, REPLAYED, HURT, ENDING, LATE)
+
+class Cast(NamedTuple):
+    """Chains by what happens to them. Everything a reopened store serves must be one of these blocks."""
+
+    first: Chain
+    orphan: Chain
+    replayed: Chain
+    hurt: Chain
+    ending: Chain
+    late: Chain
+
+
+BLOCKS = (6, 3, 4, 4, 4, 2)  # of the chains
+CHAINS = Cast(*(Chain(seed, blocks) for seed, blocks in enumerate(BLOCKS, 1)))
 
 
 class Life:
     """Runs the scenario in ``folder`` through ``files``; ``clocks`` at the end is where a reopened store goes on."""
 
-    def __init__(self, folder: Path, files: Recording) -> None:
-        self.folder, self.files, self.clocks = folder, files, Clocks()
+    def __init__(self, folder: Path, files: Recording, cast: Cast = CHAINS) -> None:
+        self.folder, self.files, self.cast, self.clocks = folder, files, cast, Clocks()
         self.store: Store | None = None
         files.wall = lambda: self.clocks.wall
 
@@ -45,17 +55,17 @@ class Life:
     # ---- steps ----------------------------------------------------------------------------------------------------
     def orphan(self) -> None:
         """Another writer dies with an open segment."""
-        other = open_store(self.folder, clocks=self.clocks, files=self.files, writer=DEAD, **GIVEN)
+        other = self._open(DEAD)
         with self._killable(other):
-            self._publish(other, ORPHAN)
+            self._publish(other, self.cast.orphan)
             other.writers.sync(now=True)
             self.files.note("synced", None)
         _vanish(other)
 
     def fill(self) -> None:
         """Ours fills a segment and half of the next."""
-        self.store = open_store(self.folder, clocks=self.clocks, files=self.files, writer=MINE, **GIVEN)
-        self._publish(self.store, FIRST)
+        self.store = self._open(MINE)
+        self._publish(self.store, self.cast.first)
         self.store.writers.sync(now=True)
         self.files.note("synced", None)
 
@@ -68,9 +78,9 @@ class Life:
     def replace(self) -> None:
         """A segment of replayed blocks whose blocks are written again, exactly."""
         self._store.writers.rotate(everything=True)
-        self._publish(self._store, REPLAYED, flags=Flags.REPLAYED)
+        self._publish(self._store, self.cast.replayed, flags=Flags.REPLAYED)
         self._store.writers.rotate(everything=True)
-        self._publish(self._store, REPLAYED, which=[0, 1, 2])
+        self._publish(self._store, self.cast.replayed, which=[0, 1, 2])
 
     def compact(self) -> None:
         """What is left of the segment moves; the segment goes."""
@@ -84,30 +94,30 @@ class Life:
 
     def hurt(self) -> None:
         """A record rots on the disk: its segment is set aside."""
-        store = self._store
+        store, hurt = self._store, self.cast.hurt
         store.writers.rotate(everything=True)
-        self._publish(store, HURT)
+        self._publish(store, hurt)
         store.writers.rotate(everything=True)
-        segment = store.catalog.by_number.get(int(store.index.leading([HURT.key(1)])["number"][0])) if (
-            len(store.index.leading([HURT.key(1)]))) else None
-        self.files.note("gone", [HURT.key(i) for i in range(HURT.blocks)])
+        hint = store.index.get(hurt.key(1))
+        segment = None if hint is None else store.catalog.by_number.get(int(hint["number"]))
+        self.files.note("gone", [hurt.key(i) for i in range(hurt.blocks)])
         if segment is not None and segment.block is not None and segment.path.exists():
             self.files.rot(segment.path, segment.block.offset(1) + 1000)
-        HURT.fetch(store)
+        hurt.fetch(store)
 
     def end(self) -> None:
         """A class runs out while somebody reads."""
-        store = self._store
-        self._publish(store, ENDING, cls="agent")
+        store, ending = self._store, self.cast.ending
+        self._publish(store, ending, cls="agent")
         store.writers.rotate(everything=True)
         with contextlib.suppress(OSError):
             for segment in list(store.catalog.by_stem.values()):
                 store.catalog.acquire(segment)  # a reader that has everything open
-        self.files.note("gone", [chain.key(i) for chain in (ENDING,) for i in range(chain.blocks)])
+        self.files.note("gone", [ending.key(i) for i in range(ending.blocks)])
         self.clocks.forward(4 * DAY)
         store.upkeep.everything()
         self._try(partial(store.upkeep.unlink_dead, everything=True))
-        self._publish(store, LATE)
+        self._publish(store, self.cast.late)
 
     def close(self) -> None:
         self._store.close()
@@ -124,6 +134,11 @@ class Life:
     def _store(self) -> Store:
         assert self.store is not None
         return self.store
+
+    def _open(self, writer: Writer) -> Store:
+        layout = self.cast.first.layout
+        return open_store(self.folder, layout=layout, clocks=self.clocks, files=self.files, writer=writer, bad_after=1,
+                          retry_seconds=0.0, segment_bytes=4 * layout.stride + 4 * 4096, arena_bytes=8 * layout.stride)
 
     def _publish(self, store: Store, chain: Chain, which: Sequence[int] | None = None, flags: Flags = Flags.NONE,
                  cls: str = "chat") -> None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cpu.test_prefix_engine import by_log
 from rich.console import Console
+from store.engine_life import Trial
+from store.recording import Fault
 from store.reopening import damage_index
 
 from deepinfer.backends.base import HOST
@@ -27,6 +32,7 @@ from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.store import StoreSettings
+from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.segment import read_superblock
 
 FOLDER = Path(__file__).parents[2] / "assets" / "tiny"
@@ -53,13 +59,32 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine") / "tiny"
-    options = EngineOptions(profile="wide", max_model_len=512, max_num_batched_tokens=256)
+def compiled(folder: Path) -> Path:
+    options = EngineOptions(profile="wide", max_model_len=1024, max_num_batched_tokens=256)
     compile_engine(model=str(FOLDER), out=folder, target="cpu", isa=HOST, options=options,
                    console=Console(file=io.StringIO()))
     return folder
+
+
+@contextmanager
+def trial_of(engine: Path | None = None, cold: LLM | None = None) -> Iterator[Trial]:
+    """The life of scenario.py for the demonstration model, in memory where there is such a place."""
+    with ExitStack() as stack:
+        memory = Path("/dev/shm")
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deepinfer-test-",
+                                                                     dir=memory if memory.is_dir() else None)))
+        engine = engine or compiled(place / "tiny")
+        cold = cold or stack.enter_context(LLM(engine, FOLDER, threads=1, progress=False, prefix_cache=False))
+
+        def start(settings: StoreSettings) -> LLM:
+            return LLM(engine, FOLDER, threads=1, progress=False, prefix_store=settings)
+
+        yield Trial(start, cold, place)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("engine") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +113,12 @@ def stored(engine: Path, cold: LLM, prompt: list[int], tmp_path_factory: pytest.
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(place.rglob("*.open"))
     return place
+
+
+@pytest.fixture(scope="module")
+def trial(engine: Path, cold: LLM) -> Iterator[Trial]:
+    with trial_of(engine, cold) as made:
+        yield made
 
 
 def segment_of(place: Path) -> Path:
@@ -165,3 +196,11 @@ def test_after_a_kill_and_a_fault_the_tokens_are_those_of_the_replay_log(
 
 def reference(cold: LLM, prompt: list[int], found: RequestOutput) -> list[int]:
     return by_log(cold, prompt, found.replay_log, cold.plan.least_keep, len(found.token_ids))
+
+
+@pytest.mark.parametrize("point", [p for p in Point if p is not Point.OTHER], ids=lambda p: f"{int(p)} {p.name}")
+def test_after_a_fault_at_a_point_the_tokens_are_those_of_the_replay_log(trial: Trial, point: Point) -> None:
+    """The life of scenario.py with this engine's blocks, broken once; enumerate_faults.py --engine tries the rest."""
+    fault = list(Fault)[point % len(Fault)]
+    seed = int(point)
+    trial.check(random.Random(seed).choice(trial.places(point)), fault, seed)
