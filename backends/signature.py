@@ -29,6 +29,17 @@ class Parameter:
         return [self.name, self.type, list(self.where)]
 
 
+# The kernel that the commits of rings are: the same for every engine, its state is operand 0.
+COMMIT = "di_commit"
+COMMIT_PARAMETERS = (
+    Parameter("row_first", "i32", ("launch", "row_first")), Parameter("row_stop", "i32", ("launch", "row_stop")),
+    Parameter("axis_rows", "*i32", ("axis", "rows")), Parameter("axis_seq", "*i32", ("axis", "seq")),
+    Parameter("axis_first", "*i32", ("axis", "first")), Parameter("axis_pos", "*i64", ("axis", "pos")),
+    Parameter("seq_slot", "*i32", ("seq", "slot")), Parameter("base", "*u8", ("state", 0, "base")),
+    Parameter("stride", "i64", ("state", 0, "stride")), Parameter("fresh", "*u8", ("state", 0, "fresh")),
+    Parameter("ring", "i32", ("state", 0, "ring")), Parameter("record", "i32", ("state", 0, "record")))
+
+
 @dataclass
 class Signature:
     """Collects the parameters that the text of a kernel asks for; every method returns a name."""

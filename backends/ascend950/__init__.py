@@ -2,3 +2,4 @@
 
 TARGETS = ("ascend950",)
 BUILT = False
+RUNNER = "ascend"

@@ -89,6 +89,12 @@ def describe(spec: KernelSpec) -> list[str]:
     return [f"// {line[:150]}".rstrip() for line in out]
 
 
+def text_of(template: str, **parts: Any) -> str:
+    """A generated file without a spec behind it."""
+    body = _environment().get_template(f"{template}.asc.jinja").render(**parts)
+    return f'#include "di_kernel.h"\n\n{body}'
+
+
 def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memories: Sequence[Memory], *,
            scratch: tuple[int, int] = (0, 0), constants: bytes = b"", **parts: Any) -> AscendSource:
     """Source of a kernel from the skeleton of its family."""

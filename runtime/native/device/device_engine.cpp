@@ -28,6 +28,7 @@ DeviceEngine::DeviceEngine(const std::string& lib_dir)
     : DiEngine(lib_dir), kernels_(read_kernels(lib_dir + "/kernels.json", table_)), device_(open_device(kernels_)),
       pins_(table_.pins.size()), pin_axis_(table_.pins.size()) {
     load(lib_dir);
+    load_constants(lib_dir + "/constants.bin");
     for (const EntryRow& e : table_.entries) {
         for (const Phase& p : e.phases) {
             for (int32_t a = 0; a < p.args; ++a) {
@@ -53,6 +54,15 @@ void DeviceEngine::load(const std::string& lib_dir) {
             }
         }
     }
+}
+
+void DeviceEngine::load_constants(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (all.empty()) return;
+    constants_ = device_->take((int64_t)all.size(), "constants of the kernels");
+    device_->copy_in(constants_, all.data(), (int64_t)all.size());
+    device_->wait("copying constants");
 }
 
 // ---- sizes ---------------------------------------------------------------------------------------------------------

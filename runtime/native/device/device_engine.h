@@ -42,6 +42,7 @@ class DeviceEngine final : public DiEngine {
     std::unique_ptr<Device> device_;
     char *arena_ = nullptr, *scratch_ = nullptr, *rings_ = nullptr, *pages_ = nullptr;
     char *integers_ = nullptr, *tables_ = nullptr, *weights_ = nullptr;
+    char* constants_ = nullptr;          // of all kernels, where the engine has any
     std::vector<char*> sent_;            // by entry: the integers on their way
     int32_t* tables_sent_ = nullptr;     // block tables as the device has them
     char* answers_ = nullptr;            // outputs that were asked for
@@ -54,6 +55,7 @@ class DeviceEngine final : public DiEngine {
     std::vector<double> microseconds_;   // by phase
 
     void load(const std::string& lib_dir);
+    void load_constants(const std::string& path);
     int64_t scratch_bytes() const;
     int64_t table_bytes(int32_t blocks) const;
     Rows rows_of_step() const;

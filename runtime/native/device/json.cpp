@@ -133,6 +133,14 @@ int64_t Json::at_or(const char* key, int64_t other) const {
     return other;
 }
 
+std::string Json::text_or(const char* key, const char* other) const {
+    require(OBJECT);
+    for (const auto& f : fields_) {
+        if (f.first == key) return f.second.text();
+    }
+    return other;
+}
+
 const std::vector<Json>& Json::items() const {
     require(ARRAY);
     return items_;

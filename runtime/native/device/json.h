@@ -13,6 +13,7 @@ class Json {
 
     const Json& at(const char* key) const;           // of an object; faults without it
     int64_t at_or(const char* key, int64_t other) const;
+    std::string text_or(const char* key, const char* other) const;
     const std::vector<Json>& items() const;          // of an array
     const std::vector<std::pair<std::string, Json>>& fields() const;
     const std::string& text() const;

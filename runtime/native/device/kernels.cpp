@@ -45,6 +45,7 @@ Parameter parameter(const Json& listed, const std::string& symbol, const Table& 
     const std::vector<Json>& where = listed.items().at(2).items();
     const int32_t bytes = type[0] == '*' || type == "i64" ? 8 : 4;
     const std::string& first = where.at(0).text();
+    if (first == "constants") return Parameter{CONSTANTS, 0, bytes};
     if (first == "scratch") return Parameter{SCRATCH, 0, bytes};
     if (first == "axis_of") {
         const bool pos = where.at(2).text() == "pos";
@@ -77,13 +78,17 @@ Stage stage(const Json& j) {
     s.fixed = grid.at_or("fixed", 0);
     s.warps = (int32_t)j.at_or("warps", 1);
     s.shared = (int32_t)j.at_or("shared", 0);
+    s.kind = j.text_or("kind", "");
     return s;
 }
 
 DeviceKernel kernel(const std::string& symbol, const Json& j, const Table& table) {
     DeviceKernel k;
     k.symbol = symbol;
-    for (const Json& p : j.at("parameters").items()) k.parameters.push_back(parameter(p, symbol, table));
+    for (const Json& p : j.at("parameters").items()) {
+        k.parameters.push_back(parameter(p, symbol, table));
+        if (k.parameters.back().source == CONSTANTS) k.parameters.back().index = (int32_t)j.at_or("constants", 0);
+    }
     k.scratch_fixed = j.at("scratch").at("fixed").integer();
     k.scratch_row = j.at("scratch").at("row").integer();
     for (const Json& v : j.at("variants").items()) {
@@ -117,7 +122,8 @@ DeviceKernels read_kernels(const std::string& path, const Table& table) {
         fail(DI_BAD_KERNELS, "%s: the table of kernels has format %lld, this runner reads %lld", path.c_str(),
              (long long)whole.at("format").integer(), (long long)FORMAT);
     }
-    DeviceKernels out{whole.at("target").text(), whole.at("arch").text(), {}, table.kernels.size()};
+    DeviceKernels out{whole.at("target").text(), whole.at("arch").text(), path.substr(0, path.rfind('/')),
+                      whole.at_or("compiled", 1) != 0, {}, table.kernels.size()};
     const Json& all = whole.at("kernels");
     const auto find = [&](const std::string& symbol) {
         for (const auto& f : all.fields()) {

@@ -11,12 +11,12 @@ enum Source {
     ROW_FIRST, ROW_STOP, AXIS_ROWS, AXIS_SEQ, AXIS_STEP_ROW, AXIS_POS, AXIS_FIRST, OTHER_FIRST, OTHER_POS,
     SEQ_SLOT, SEQ_C, SEQ_FLOOR, SEQ_BLOCKS, SEQ_WIDTH, BLOCK_TOKENS, LOOKBACK_WIDTH, TOKEN_IDS, LOOKBACK,
     VALUE, PARAM_DATA, PARAM_SCALE, STATE_BASE, STATE_STRIDE, STATE_FRESH, STATE_HAS_FRESH, STATE_FIRST, STATE_FROM,
-    STATE_VALID, STATE_RING, STATE_RECORD, PIN, PIN_GIVEN, SCRATCH
+    STATE_VALID, STATE_RING, STATE_RECORD, PIN, PIN_GIVEN, SCRATCH, CONSTANTS
 };
 
 struct Parameter {
     Source source;
-    int32_t index;  // operand, or axis of OTHER_*
+    int32_t index;  // operand, axis of OTHER_*, or where the kernel's constants begin in lib/constants.bin
     int32_t bytes;  // 4 or 8
 };
 
@@ -26,7 +26,8 @@ struct Stage {
     int64_t offset, bytes;           // in lib/kernels.bin
     int64_t of, per, plus, times;    // grid
     int64_t fixed;                   // > 0: so many blocks whatever the rows
-    int32_t warps, shared;
+    int32_t warps, shared;           // NVIDIA
+    std::string kind;                // Ascend: the cores that a block is, else empty
     int32_t handle = -1;
 
     int64_t blocks(int64_t rows) const;
@@ -48,7 +49,8 @@ struct DeviceKernel {
 };
 
 struct DeviceKernels {
-    std::string target, arch;
+    std::string target, arch, folder;
+    bool compiled;                      // else sources that only a stand-in for the device runs
     std::vector<DeviceKernel> kernels;  // in the order of the launch table, and the commit of rings behind them
     size_t commit;                      // its place
 };

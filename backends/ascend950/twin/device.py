@@ -1,0 +1,44 @@
+"""A libascendcl that runs kernels on the twin: loaded once, it is what the runner of engines finds in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from deepinfer.codegen.cache import Cache, Entry, file_digest
+from deepinfer.machine import cxx_compiler
+from deepinfer.runtime.native.build import compiler_name, run_compiler
+
+VARIABLE = "DEEPINFER_ASCEND_TWIN"
+LIBRARY = "libascendcl.so"
+_HERE = Path(__file__).resolve().parent / "acl"
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-s",
+          "-Wl,--build-id=none", f"-Wl,-soname,{LIBRARY}")
+
+
+def build_runtime(store: Cache | None = None) -> Entry:
+    """The stand-in for ``libascendcl.so`` (entry.files[LIBRARY])."""
+    compiler, store = cxx_compiler(), store or Cache()
+    source = _HERE / "acl.cpp"
+    key = {"kind": "ascend twin runtime", "compiler": compiler_name(compiler), "flags": _FLAGS,
+           "source": file_digest(source)}
+
+    def make(folder: Path) -> None:
+        command = [compiler, *_FLAGS, source.name, "-ldl", "-o", str(folder / LIBRARY)]
+        run_compiler(command, _HERE, LIBRARY, store.root)
+
+    return store.fetch(key, make)
+
+
+@cache
+def use_twin() -> ctypes.CDLL:
+    """Loads the stand-in under the name of the real library. Whoever opens ``libascendcl.so`` in this process
+    afterwards gets it, so it has to be called before an engine or a look for devices does."""
+    return ctypes.CDLL(str(build_runtime().files[LIBRARY]), mode=ctypes.RTLD_GLOBAL)
+
+
+def twin_wanted() -> bool:
+    """Whether the user asked for the twin in place of a device."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")
