@@ -1,5 +1,8 @@
 // AscendC as the generated kernels use it, on the CPU twin: the pointer-based interface of an Ascend 950, our own
 // declarations. Pointers to on-chip memory are offsets into the space that a call implies, never addresses.
+//
+// With DI_CHECK (clang) these are declarations only, and every memory is an address space: a pointer into the wrong one
+// is a type error.
 #ifndef DI_ASC_H
 #define DI_ASC_H
 #include <stddef.h>
@@ -15,12 +18,23 @@
 #define __cube__
 #define __mix__(cubes, vectors)
 #define __schedmode__(mode)
+#ifdef DI_CHECK
+#define __gm__ __attribute__((address_space(1)))
+#define __ubuf__ __attribute__((address_space(2)))
+#define __cbuf__ __attribute__((address_space(3)))
+#define __ca__ __attribute__((address_space(4)))
+#define __cb__ __attribute__((address_space(5)))
+#define __cc__ __attribute__((address_space(6)))
+#define DI_BODY(...) ;
+#else
 #define __gm__
 #define __ubuf__
 #define __cbuf__
 #define __ca__
 #define __cb__
 #define __cc__
+#define DI_BODY(...) { __VA_ARGS__ }
+#endif
 #define __simd_vf__
 #define __simd_callee__
 #define __simt_vf__
@@ -107,7 +121,7 @@ void asc_sync_wait(di_pipe from, di_pipe to, int id, di_at at = di_here());
 void asc_sync_pipe(di_pipe pipe, di_at at = di_here());
 void asc_sync_data_barrier(di_barrier_scope scope, di_at at = di_here());
 void di_dcci(const void* address, di_at at);
-template <class T> void asc_dcci_single(T* address, di_at at = di_here()) { di_dcci((const void*)address, at); }
+template <class T> void asc_dcci_single(__gm__ T* address, di_at at = di_here()) DI_BODY(di_dcci(address, at);)
 
 // ---- order between cores ------------------------------------------------------------------------------------------
 void asc_sync_intra_arrive(di_pipe pipe, int id, di_at at = di_here());
@@ -117,24 +131,14 @@ void asc_sync_intra_wait(di_pipe pipe, int id, di_at at = di_here());
 // A place in global memory or in UB that the scalar unit reads or writes.
 void* di_gm_at(const void* address, int bytes, bool write, di_at at);
 void* di_ub_at(const void* offset, int bytes, bool write, di_at at);
-template <class T> T di_gm_load(const T* p, di_at at = di_here()) {
-    T value;
-    __builtin_memcpy(&value, di_gm_at(p, sizeof(T), false, at), sizeof(T));
-    return value;
-}
-template <class T, class V> void di_gm_store(T* p, V v, di_at at = di_here()) {
-    const T value = (T)v;
-    __builtin_memcpy(di_gm_at(p, sizeof(T), true, at), &value, sizeof(T));
-}
-template <class T> T di_ub_load(const T* p, di_at at = di_here()) {
-    T value;
-    __builtin_memcpy(&value, di_ub_at(p, sizeof(T), false, at), sizeof(T));
-    return value;
-}
-template <class T, class V> void di_ub_store(T* p, V v, di_at at = di_here()) {
-    const T value = (T)v;
-    __builtin_memcpy(di_ub_at(p, sizeof(T), true, at), &value, sizeof(T));
-}
+template <class T> T di_gm_load(const __gm__ T* p, di_at at = di_here())
+    DI_BODY(T value; __builtin_memcpy(&value, di_gm_at(p, sizeof(T), false, at), sizeof(T)); return value;)
+template <class T, class V> void di_gm_store(__gm__ T* p, V v, di_at at = di_here())
+    DI_BODY(const T value = (T)v; __builtin_memcpy(di_gm_at(p, sizeof(T), true, at), &value, sizeof(T));)
+template <class T> T di_ub_load(const __ubuf__ T* p, di_at at = di_here())
+    DI_BODY(T value; __builtin_memcpy(&value, di_ub_at(p, sizeof(T), false, at), sizeof(T)); return value;)
+template <class T, class V> void di_ub_store(__ubuf__ T* p, V v, di_at at = di_here())
+    DI_BODY(const T value = (T)v; __builtin_memcpy(di_ub_at(p, sizeof(T), true, at), &value, sizeof(T));)
 
 // ---- copies: global memory and UB ---------------------------------------------------------------------------------
 void di_gm2ub(void* dst, const void* src, uint32_t n, uint32_t bytes, uint32_t left, uint32_t right, bool constant,
@@ -142,24 +146,21 @@ void di_gm2ub(void* dst, const void* src, uint32_t n, uint32_t bytes, uint32_t l
 void di_ub2gm(void* dst, const void* src, uint32_t n, uint32_t bytes, uint64_t dst_stride, uint32_t src_stride,
               di_at at);
 template <class T>
-void asc_copy_gm2ub_align(T* dst, const T* src, uint32_t n_burst, uint32_t len_burst, uint8_t left_pad,
+void asc_copy_gm2ub_align(__ubuf__ T* dst, const __gm__ T* src, uint32_t n_burst, uint32_t len_burst, uint8_t left_pad,
                           uint8_t right_pad, bool constant_pad, uint8_t l2, uint64_t src_stride, uint32_t dst_stride,
-                          di_at at = di_here()) {
-    (void)l2;
-    di_gm2ub(dst, src, n_burst, len_burst, left_pad, right_pad, constant_pad, sizeof(T), src_stride, dst_stride, at);
-}
+                          di_at at = di_here())
+    DI_BODY((void)l2;
+    di_gm2ub(dst, src, n_burst, len_burst, left_pad, right_pad, constant_pad, sizeof(T), src_stride, dst_stride, at);)
 template <class T>
-void asc_copy_ub2gm_align(T* dst, const T* src, uint32_t n_burst, uint32_t len_burst, uint8_t l2, uint64_t dst_stride,
-                          uint32_t src_stride, di_at at = di_here()) {
-    (void)l2;
-    di_ub2gm(dst, src, n_burst, len_burst, dst_stride, src_stride, at);
-}
+void asc_copy_ub2gm_align(__gm__ T* dst, const __ubuf__ T* src, uint32_t n_burst, uint32_t len_burst, uint8_t l2,
+                          uint64_t dst_stride, uint32_t src_stride, di_at at = di_here())
+    DI_BODY((void)l2;
+    di_ub2gm(dst, src, n_burst, len_burst, dst_stride, src_stride, at);)
 void di_set_pad(uint64_t bits, di_at at);
-template <class T> void asc_set_copy_pad_val(T value, di_at at = di_here()) {
-    uint64_t bits = 0;
+template <class T> void asc_set_copy_pad_val(T value, di_at at = di_here())
+    DI_BODY(uint64_t bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
-    di_set_pad(bits, at);
-}
+    di_set_pad(bits, at);)
 void asc_set_gm2ub_loop_size(uint32_t loop1, uint32_t loop2);
 void asc_set_ub2gm_loop_size(uint32_t loop1, uint32_t loop2);
 void asc_set_gm2l1_loop_size(uint32_t loop1, uint32_t loop2);

@@ -71,9 +71,9 @@ void asc_mem_bar(di_memory_order order);
 #define DI_LANES(X) X(float) X(int32_t) X(uint32_t) X(int16_t) X(uint16_t) X(int8_t) X(uint8_t) X(bfloat16_t) X(half) \
     X(fp8_e4m3fn_t)
 #define DI_LOADS(T) \
-    void asc_loadalign(di_register_of<T>& dst, __ubuf__ const T* src, di_at at = di_here()); \
-    void asc_loadalign_brc_elem(di_register_of<T>& dst, __ubuf__ const T* src, di_at at = di_here()); \
-    void asc_loadalign_deintlv(di_register_of<T>& even, di_register_of<T>& odd, __ubuf__ const T* src, \
+    void asc_loadalign(di_register_of<T>& dst, const __ubuf__ T* src, di_at at = di_here()); \
+    void asc_loadalign_brc_elem(di_register_of<T>& dst, const __ubuf__ T* src, di_at at = di_here()); \
+    void asc_loadalign_deintlv(di_register_of<T>& even, di_register_of<T>& odd, const __ubuf__ T* src, \
                                di_at at = di_here()); \
     void asc_storealign(__ubuf__ T* dst, const di_register_of<T>& src, vector_bool mask, di_at at = di_here()); \
     void asc_storealign_1st(__ubuf__ T* dst, const di_register_of<T>& src, di_at at = di_here()); \
@@ -85,14 +85,14 @@ DI_LANES(DI_LOADS)
 #undef DI_LOADS
 
 #define DI_WIDEN(WIDE, NARROW) \
-    void asc_loadalign_unpack(di_register_of<WIDE>& dst, __ubuf__ const NARROW* src, di_at at = di_here()); \
+    void asc_loadalign_unpack(di_register_of<WIDE>& dst, const __ubuf__ NARROW* src, di_at at = di_here()); \
     void asc_storealign_pack(__ubuf__ NARROW* dst, const di_register_of<WIDE>& src, vector_bool mask, \
                              di_at at = di_here());
 DI_WIDEN(uint32_t, uint16_t)
 DI_WIDEN(int32_t, int16_t)
 DI_WIDEN(uint16_t, uint8_t)
 #undef DI_WIDEN
-void asc_loadalign_unpack4(vector_uint32_t& dst, __ubuf__ const uint8_t* src, di_at at = di_here());
+void asc_loadalign_unpack4(vector_uint32_t& dst, const __ubuf__ uint8_t* src, di_at at = di_here());
 void asc_storealign_pack_quarter(__ubuf__ uint8_t* dst, const vector_uint32_t& src, vector_bool mask,
                                  di_at at = di_here());
 
@@ -144,7 +144,7 @@ DI_LANES(DI_ON_LANES)
     void asc_reduce_sum(di_register_of<T>& dst, const di_register_of<T>& a, vector_bool mask); \
     void asc_reduce_max(di_register_of<T>& dst, const di_register_of<T>& a, vector_bool mask); \
     void asc_reduce_min(di_register_of<T>& dst, const di_register_of<T>& a, vector_bool mask); \
-    void asc_gather(di_register_of<T>& dst, __ubuf__ const T* base, const vector_uint32_t& index, vector_bool mask, \
+    void asc_gather(di_register_of<T>& dst, const __ubuf__ T* base, const vector_uint32_t& index, vector_bool mask, \
                     di_at at = di_here()); \
     void asc_scatter(__ubuf__ T* base, const di_register_of<T>& src, const vector_uint32_t& index, vector_bool mask, \
                      di_at at = di_here());
