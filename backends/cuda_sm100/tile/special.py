@@ -288,9 +288,9 @@ def _pinned(p: Printer, o: TileOp, found: Block, index: Index) -> Block:
     at = Ix()
     for n, ix in enumerate(index):
         at = at + ix * product(o.dims[n + 1:])
-    has = p.let(f"tl.zeros({p.axes.ones()}, tl.int32) + {p.signature.pin(pin, 'given')} != 0", NOTHING)
-    given = p.read(p.pointer(pin), at, "*i32", True, (has.text,))
-    return p.let(f"tl.where({has.text}, {given.text}, {found.text})", found.spans | given.spans)
+    has = f"({p.signature.pin(pin, 'given')} != 0)"  # no block: the place of a row of one entry is none either
+    given = p.read(p.pointer(pin), at, "*i32", True, (has,))
+    return p.let(f"tl.where({has}, {given.text}, {found.text})", found.spans | given.spans)
 
 
 def _argmax(p: Printer, i: int, o: TileOp, index: Index) -> Block:
