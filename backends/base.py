@@ -38,7 +38,8 @@ class Capabilities:
     """What the skeletons of a target can carry; fusion is legality against these, see codegen/passes/fuse.py.
 
     ``prologue`` / ``epilogue``: widest granularity of the slot before / after each family's anchor. ``shared_input``:
-    contractions of the same rows run in one kernel. ``mixed_tiles``: unrelated contractions may share a launch.
+    contractions of the same rows run in one kernel. ``group``: most elements of a group that a slot of that granularity
+    holds, 0 for any. ``mixed_tiles``: unrelated contractions may share a launch.
     ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
     cost
     of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that
@@ -49,6 +50,7 @@ class Capabilities:
     target: str
     prologue: dict[str, str] = field(default_factory=dict)
     epilogue: dict[str, str] = field(default_factory=dict)
+    group: int = 0
     shared_input: bool = False
     mixed_tiles: bool = False
     ticket: bool = False
@@ -61,7 +63,11 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated text of one kernel. Items: see codegen/plan/launch.py."""
+    """Generated text of one kernel. Items: see codegen/plan/launch.py.
+
+    ``exchange_bytes``: more than 0 for a kernel in two stages. The first leaves so many bytes at most to the second,
+    which runs over single rows when all items of the first are done.
+    """
 
     symbol: str
     text: str
@@ -69,6 +75,7 @@ class Source:
     rows_per_item: int
     items_per_tile: int
     scratch_bytes: int
+    exchange_bytes: int = 0
 
 
 @dataclass(frozen=True)

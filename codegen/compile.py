@@ -4,6 +4,7 @@ way."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,6 +153,9 @@ def print_result(show: Console, done: Compiled) -> None:
         few, many = (barriers(entry, decode_rows(entry, n)) for n in (1, 8))
         show.print(f"barriers: {few} in a decode step of one sequence, {many} of eight, for {len(entry.launches)} "
                    f"launches and commits")
+    schedules = Counter(x for s in done.plan.lowered.sources if (x := getattr(s, "schedule", "")))
+    if schedules:
+        show.print("schedules: " + ", ".join(f"{n} {what}" for what, n in sorted(schedules.items(), reverse=True)))
     arena = max(e.arena_bytes for e in table.entries.values())
     slot = sum(s.rows * s.record_bytes for s in table.states if s.kind == "ring")
     block = sum(s.rows * s.record_bytes for s in table.states if s.kind == "paged")

@@ -38,11 +38,12 @@ def describe(spec: KernelSpec) -> list[str]:
     return [f"// {line[:150]}" for line in out]
 
 
-def render(spec: KernelSpec, *, rows_per_item: int, items_per_tile: int, scratch_bytes: int, **parts: Any) -> Source:
+def render(spec: KernelSpec, *, rows_per_item: int, items_per_tile: int, scratch_bytes: int, exchange_bytes: int = 0,
+           **parts: Any) -> Source:
     """Source of a kernel from the skeleton of its family."""
     text = _environment().get_template(f"{spec.family}.cpp.jinja").render(
         symbol=spec.symbol, header=describe(spec), rows_per_item=rows_per_item, items_per_tile=items_per_tile, **parts)
-    return Source(spec.symbol, text, SUFFIX, rows_per_item, items_per_tile, scratch_bytes)
+    return Source(spec.symbol, text, SUFFIX, rows_per_item, items_per_tile, scratch_bytes, exchange_bytes)
 
 
 def dispatcher(forms: Mapping[str, Sequence[Variant]], kinds: Sequence[Variant]) -> str:

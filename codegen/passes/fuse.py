@@ -73,6 +73,12 @@ def granularity(n: Node) -> str:
     return "group" if n.op in _GROUP else "row"
 
 
+def _widest_group(n: Node) -> int:
+    """Most elements that share a scale in an encoded value."""
+    t = n.type.dtype
+    return max(part.block[1] for part, _ in t.parts or ((t, 0),))
+
+
 def _reaches(limit: str, need: str) -> bool:
     return GRANULARITIES.index(need) <= GRANULARITIES.index(limit)
 
@@ -237,6 +243,7 @@ class _Slot:
 
     region: Region
     limit: str
+    group: int
     levels: Levels
     taken: dict[int, Region]
     inside: set[int]
@@ -249,6 +256,8 @@ class _Slot:
     def _fits(self, n: Node, along: list[Node]) -> bool:
         r = self.region
         if n.type.rows is None or not _reaches(self.limit, granularity(n)) or _rows(n) != r.rows:
+            return False
+        if n.op == "encode" and self.limit == "group" and 0 < self.group < _widest_group(n):
             return False
         for raw in n.inputs:
             i = owner(raw)
@@ -278,7 +287,7 @@ def _epilogues(graph: Graph, levels: Levels, regions: dict[int, Region], caps: C
         for region in candidates.values():
             if levels.level[n.id] != region.level + 1:
                 continue
-            slot = slots.setdefault(id(region), _Slot(region, _limit(region, caps), levels, regions,
+            slot = slots.setdefault(id(region), _Slot(region, _limit(region, caps), caps.group, levels, regions,
                                                       {a.id for a in (*region.anchors, *region.members)}))
             if found := slot.takes(n):
                 region.epilogue += found
@@ -304,7 +313,7 @@ def _trim(graph: Graph, regions: dict[int, Region], outputs: set[int], caps: Cap
     def written(i: Node, region: Region) -> bool:
         return i.id in outputs or any(regions.get(r) is not region for r in readers[i.id])
 
-    for region in {id(r): r for r in regions.values() if caps.epilogue.get(r.family) == "element"}.values():
+    for region in {id(r): r for r in regions.values() if _limit(r, caps) in ("element", "group")}.values():
         for n in reversed(list(region.epilogue)):
             if n.id in outputs or any(regions.get(r) is region for r in readers[n.id]):
                 continue

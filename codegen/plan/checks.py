@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer.codegen.kernels.spec import KernelSpec
-from deepinfer.codegen.plan.launch import Commit, EntryTable, LaunchTable
+from deepinfer.codegen.plan.launch import Commit, EntryTable, Launch, LaunchTable
 from deepinfer.codegen.plan.table import axis_limits
 from deepinfer.errors import InternalError
 
@@ -14,10 +14,15 @@ def _fail(what: str, entry: EntryTable, launch: int, found: str = "") -> Interna
 
 
 def _reads_follow_writes(entry: EntryTable, specs: list[KernelSpec]) -> None:
-    """Each buffer has one writing launch, and every reader comes after it."""
+    """Each buffer has one writing launch, whose second stage follows at once, and every reader comes after it."""
     writer: dict[int, int] = {}
     for i, step in enumerate(entry.launches):
         if isinstance(step, Commit):
+            continue
+        if step.stage:
+            first = entry.launches[i - 1] if i else None
+            if not isinstance(first, Launch) or (first.kernel, first.args, first.stage) != (step.kernel, step.args, 0):
+                raise _fail("a second stage without its first right before it", entry, i)
             continue
         spec = specs[step.kernel]
         for arg, op in zip(step.args, spec.operands, strict=True):

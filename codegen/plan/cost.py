@@ -112,6 +112,8 @@ class LaunchCost:
 def launch_cost(launch: Launch, entry: EntryTable, lowered: Lowered) -> LaunchCost:
     """Counts of a launch of an entry, from the kernel's spec and what it is given."""
     spec = lowered.specs[launch.kernel]
+    if launch.stage:
+        return LaunchCost(launch.axis)
     looked_up = _lookups(spec)
     weights = stack = expert = picked = row_bytes = 0
     for i, (operand, arg) in enumerate(zip(spec.operands, launch.args, strict=True)):

@@ -14,13 +14,14 @@ needs no parser library and a reader no tool:
     state 0 win.0 ring rows 133 record 528 axis 0
     state 1 kv.2 paged entries 64 record 288 ratio 2
     pin 0 experts.0 k 6
-    kernel 0 di_norm_1f2e3d scratch 81920
+    kernel 0 di_norm_1f2e3d scratch 81920          # "exchange 4096" behind it: a kernel in two stages
     entry step arena 1234567
     limit step 40 kept 40 wanted 40 seq 8          # (optional) most rows in this entry
     buffer 0 axis 0 row_bytes 40960 offset 0       # buffers of the entry above
     buffer 1 axis 0 row_bytes 512 offset 0 rows 64 # a value that lives inside a row loop: room for one tile
     loop 0 64 2                                    # the next 2 launches run for 64 rows of axis 0 at a time
     launch 0 items 0 1 1 args b0 p0 s1 i0 n0       # kernel, item rule: axis, rows per item, items per row tile
+    launch 0 items 0 1 1 stage 1 args b0 p0        # the second stage of the launch before
     commit 0                                       # copy the fresh rows of state 0 into its ring
     output logits 7                                # buffer
     fresh 0 3                                      # (before the launches) state 0 keeps its new rows in buffer 3
@@ -74,7 +75,8 @@ class Buffer:
 @dataclass(frozen=True)
 class Launch:
     """One kernel over a row axis. Items of a launch: ``ceil(rows / rows_per_item) * items_per_tile``; a kernel derives
-    row tile and column tile from the item number: tile = item // items_per_tile, column = item % items_per_tile."""
+    row tile and column tile from the item number: tile = item // items_per_tile, column = item % items_per_tile.
+    ``stage``: 1 for the second stage of the launch before, which has the same arguments."""
 
     kernel: int
     axis: str
@@ -84,6 +86,7 @@ class Launch:
     scope: str = ""
     why: str = ""
     nodes: tuple[int, ...] = ()
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class TableState:
 class TableKernel:
     symbol: str
     scratch_bytes: int = 0
+    exchange_bytes: int = 0
 
 
 @dataclass
@@ -176,7 +180,8 @@ class LaunchTable:
                 f"rows {s.rows} record {s.record_bytes} axis {self.axis(s.axis)}")
             out.append(f"state {i} {s.name} {s.kind} {shape}")
         out += [f"pin {i} {name} k {k}" for i, (name, k) in enumerate(self.pins)]
-        out += [f"kernel {i} {k.symbol} scratch {k.scratch_bytes}" for i, k in enumerate(self.kernels)]
+        out += [f"kernel {i} {k.symbol} scratch {k.scratch_bytes}"
+                + (f" exchange {k.exchange_bytes}" if k.exchange_bytes else "") for i, k in enumerate(self.kernels)]
         for e in self.entries.values():
             out += self._entry(e)
         return "\n".join([*out, "end", ""])
@@ -198,6 +203,6 @@ class LaunchTable:
             else:
                 args = " ".join(map(str, step.args))
                 out.append(f"launch {step.kernel} items {self.axis(step.axis)} {step.rows_per_item} "
-                           f"{step.items_per_tile} args {args}")
+                           f"{step.items_per_tile} {'stage 1 ' if step.stage else ''}args {args}")
         out += [f"output {k} {v}" for k, v in e.outputs.items()]
         return out

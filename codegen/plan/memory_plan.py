@@ -107,12 +107,14 @@ def _bytes(tensors: Iterable[StoredTensor]) -> int:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory that all steps share: ``arena`` for the values in flight, ``scratch`` for each thread. ``sequence``: what
-    a slot keeps between steps beside its rings (counts of tokens, drafts and their logits)."""
+    """Memory that all steps share: ``arena`` for the values in flight, ``scratch`` for each thread, ``exchange``
+    between the stages of a kernel. ``sequence``: what a slot keeps between steps beside its rings (counts of tokens,
+    drafts and their logits)."""
 
     arena: int
     scratch: int
     sequence: int = 0
+    exchange: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Footprint:
         blocks = count * sum(_aligned(p.block_bytes) for p in self.cache.paged)
         return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
                           _aligned(self.step.arena) if self.step else None,
-                          threads * _aligned(self.step.scratch) if self.step else None,
+                          threads * _aligned(self.step.scratch) + _aligned(self.step.exchange) if self.step else None,
                           sequences * _aligned(self.step.sequence) if self.step else None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -191,7 +193,8 @@ def footprint(model: Model, cache: CachePlan, table: LaunchTable | None = None,
     if table is not None:
         step = StepMemory(max((e.arena_bytes for e in table.entries.values()), default=0),
                           max((k.scratch_bytes for k in table.kernels), default=0),
-                          table.sequence.bytes if table.sequence else 0)
+                          table.sequence.bytes if table.sequence else 0,
+                          max((k.exchange_bytes for k in table.kernels), default=0))
     return Footprint(checkpoint_sizes(model, headers), cache, step, model.config.ignored)
 
 

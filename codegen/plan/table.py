@@ -104,7 +104,7 @@ class _TableBuilder:
             self.kernel_index[key] = len(self.out.specs)
             self.out.specs.append(spec)
             self.out.sources.append(source)
-            self.out.table.kernels.append(TableKernel(source.symbol, source.scratch_bytes))
+            self.out.table.kernels.append(TableKernel(source.symbol, source.scratch_bytes, source.exchange_bytes))
         return self.kernel_index[key]
 
     def param(self, name: str) -> int:
@@ -209,8 +209,11 @@ class _EntryBuilder:
         k = self.parent.kernel(s.spec)
         source = self.parent.out.sources[k]
         args = tuple(self._arg(op, b, r.scope) for op, b in zip(s.spec.operands, s.bindings, strict=True))
-        self.table.launches.append(Launch(k, str(r.rows), source.rows_per_item, source.items_per_tile, args, r.scope,
-                                          r.why, tuple(n.id for n in r.nodes)))
+        first = Launch(k, str(r.rows), source.rows_per_item, source.items_per_tile, args, r.scope, r.why,
+                       tuple(n.id for n in r.nodes))
+        self.table.launches.append(first)
+        if source.exchange_bytes:
+            self.table.launches.append(replace(first, rows_per_item=1, items_per_tile=1, nodes=(), stage=1))
 
 
 def build_table(graphs: Mapping[str, Graph], regions: Mapping[str, list[Region]], params: Mapping[str, ParamDecl],

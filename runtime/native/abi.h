@@ -167,7 +167,8 @@ typedef struct {
     char* scratch;            // this thread's scratch, at least the bytes the kernel asked for, 64-byte aligned
     int64_t lo, hi;           // items lo .. hi - 1 are this call's
     int32_t axis;             // row axis of the launch
-    int32_t reserved;
+    int32_t stage;            // 1: the second half of a kernel that works in two, after all items of the first
+    char* exchange;           // what the first half leaves to the second, the bytes the kernel asked for; of all threads
 } DiArgs;
 
 typedef void (*DiKernel)(const DiArgs*);

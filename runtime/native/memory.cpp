@@ -32,7 +32,8 @@ void Block::allocate(int64_t bytes, const char* purpose) {
 Layout::Layout(const Table& table, int32_t slots, int32_t blocks, int32_t threads) {
     for (const EntryRow& e : table.entries) arena = std::max(arena, aligned(e.arena_bytes));
     for (const KernelRow& k : table.kernels) scratch_stride = std::max(scratch_stride, aligned(k.scratch_bytes));
-    scratch = scratch_stride * threads;
+    for (const KernelRow& k : table.kernels) exchange = std::max(exchange, aligned(k.exchange_bytes));
+    scratch = scratch_stride * threads + exchange;
     drawing = aligned(table.sequence.end) * slots;
     for (const StateRow& s : table.states) {
         int64_t& total = s.paged ? pages : rings;

@@ -33,6 +33,7 @@ struct Layout {
     int64_t arena = 0, scratch = 0, rings = 0, pages = 0;  // bytes of the four blocks
     int64_t drawing = 0;                                   // of the records of slots.h
     int64_t scratch_stride = 0;                            // from thread to thread
+    int64_t exchange = 0;                                  // behind the scratch of the last thread
     std::vector<int64_t> offset, stride;                   // by state, inside rings or pages
 
     Layout() = default;

@@ -149,7 +149,8 @@ void HostEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, con
         }
         operands = moved;
     }
-    DiArgs args{&step_.view(), operands, scratch, 0, 0, p.axis, 0};
+    char* exchange = scratch_.data() + threads_ * layout_.scratch_stride;
+    DiArgs args{&step_.view(), operands, scratch, 0, 0, p.axis, p.stage, exchange};
     for (;;) {
         args.lo = d.next.fetch_add(batch, std::memory_order_relaxed);
         if (args.lo >= stop) return;

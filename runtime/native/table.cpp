@@ -28,6 +28,8 @@ class Line {
     bool empty() const { return words_.empty(); }
     bool more() const { return at_ < words_.size(); }
 
+    bool next_is(const char* expected) const { return more() && words_[at_] == expected; }
+
     std::string word(const char* what) {
         if (!more()) bad(std::string("ends before ") + what);
         return words_[at_++];
@@ -127,9 +129,13 @@ class Reader {
             t_.pins.push_back(p);
         } else if (kind == "kernel") {
             line.next_of(t_.kernels.size());
-            KernelRow k{line.word("a symbol"), 0};
+            KernelRow k{line.word("a symbol"), 0, 0};
             line.literal("scratch");
             k.scratch_bytes = line.integer("scratch", 0, INT64_MAX / 4096);
+            if (line.more()) {
+                line.literal("exchange");
+                k.exchange_bytes = line.integer("exchange", 1, INT64_MAX / 4096);
+            }
             t_.kernels.push_back(k);
         } else if (kind == "end") {
             if (loop_left_) line.bad("comes before the last launch of a row loop");
@@ -324,6 +330,10 @@ class Reader {
         p.rows_per_item = line.integer("rows per item", 1, INT32_MAX);
         p.items_per_tile = line.integer("items per tile", 1, INT32_MAX);
         in_loop(line, p);
+        if (line.next_is("stage")) {
+            line.literal("stage");
+            p.stage = (int32_t)line.integer("a stage", 1, 1);
+        }
         line.literal("args");
         p.first_arg = (int64_t)e.args.size();
         for (; line.more(); ++p.args) e.args.push_back(argument(line, e));

@@ -30,6 +30,7 @@ struct StateRow {
 struct KernelRow {
     std::string symbol;
     int64_t scratch_bytes;
+    int64_t exchange_bytes;  // > 0: works in two stages
 };
 
 struct BufferRow {
@@ -57,6 +58,7 @@ struct Phase {
     int64_t items_per_tile = 1;
     int64_t first_arg = 0;
     int32_t args = 0;
+    int32_t stage = 0;
     int32_t loop_phases = 0;  // > 0: so many phases from this one on run for loop_rows rows at a time
     int64_t loop_rows = 0;
 };

@@ -58,7 +58,7 @@ class DiState(ctypes.Structure):
 
 class DiArgs(ctypes.Structure):
     _fields_ = (("step", _VOID), ("p", _VOID), ("scratch", _VOID), ("lo", ctypes.c_int64), ("hi", ctypes.c_int64),
-                ("axis", ctypes.c_int32), ("reserved", ctypes.c_int32))
+                ("axis", ctypes.c_int32), ("stage", ctypes.c_int32), ("exchange", _VOID))
 
 
 # ---- bf16 ----------------------------------------------------------------------------------------------------------
@@ -317,17 +317,18 @@ def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State |
     axis = step.axis(rows or spec.rows)
     items = -(-step.axis_rows[axis] // built.source.rows_per_item) * built.source.items_per_tile
     kernel = getattr(lib, built.source.symbol)
+    left = np.full(built.source.exchange_bytes + 64, 0xA5, np.uint8)
+    exchange = left.ctypes.data + -left.ctypes.data % 64
 
-    def work(lo: int, hi: int) -> None:
+    def work(stage: int, lo: int, hi: int) -> None:
         raw = np.full(built.source.scratch_bytes + 64, 0xA5, np.uint8)
         scratch = raw.ctypes.data + -raw.ctypes.data % 64
-        kernel(ctypes.byref(DiArgs(ctypes.addressof(step.c), ctypes.addressof(pointers), scratch, lo, hi, axis)))
+        kernel(ctypes.byref(DiArgs(ctypes.addressof(step.c), ctypes.addressof(pointers), scratch, lo, hi, axis, stage,
+                                   exchange)))
 
-    if threads == 1:
-        work(0, items)
-    else:
-        cuts = [items * t // threads for t in range(threads + 1)]
-        pool = [threading.Thread(target=work, args=(a, b)) for a, b in pairwise(cuts)]
+    for stage, count in enumerate([items, step.axis_rows[axis]] if built.source.exchange_bytes else [items]):
+        cuts = [count * t // threads for t in range(threads + 1)]
+        pool = [threading.Thread(target=work, args=(stage, a, b)) for a, b in pairwise(cuts)]
         for t in pool:
             t.start()
         for t in pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from cpu.harness import Array, Param, Seq, State, Step, available_isas, held, rounded, run
 from cpu.regions import decode_record, encode_record
 
+from deepinfer.backends.cpu.families.score_select import FEW
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.dsl.types import DType
 
@@ -273,13 +275,20 @@ class Index:
         return np.where(np.arange(self.entries) < seen, total, -np.inf)
 
     def run(self, spec: KernelSpec, listed: Array | None = None, pins: list[Array | None] | None = None,
-            isa: str = "") -> list[Array]:
+            isa: str = "", threads: int = 1) -> list[Array]:
         step = Step([Seq(self.rows, self.c, blocks=self.blocks)], block_tokens=BLOCK)
         operands: list[Any] = [held(self.q.reshape(self.rows, -1), "bf16"), State(self.base, None, 0, self.ratio),
                                held(self.w, "bf16"), np.zeros((self.rows, 1), np.int32) if listed is None else listed]
         for i in range((len(spec.operands) - 4) // 2):
             operands += [pins[i] if pins else None, None]
-        return [v for _, v in sorted(run(spec, step, operands, isa=isa).items())]
+        return [v for _, v in sorted(run(spec, step, operands, isa=isa, threads=threads).items())]
+
+
+def first_rows(x: Index, rows: int) -> Index:
+    """The same keys with the first rows only."""
+    y = copy.copy(x)
+    y.rows, y.q, y.w = rows, x.q[:rows], x.w[:rows]
+    return y
 
 
 def best(scores: Array, k: int) -> Array:
@@ -327,6 +336,22 @@ def test_a_pin_replaces_one_selection_and_leaves_the_others() -> None:
     pinned, free = x.run(spec, pins=[given, None])
     assert np.array_equal(pinned, given)
     assert np.array_equal(free, np.stack([best(x.scores(r), 6) for r in range(3)]))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_long_row_in_parts_selects_what_it_selects_in_one_piece(equal: bool) -> None:
+    entries, few, many = 30_000, 3, FEW + 1  # a step of more rows takes each of them whole
+    x = Index(entries, many, 2 * entries - many - 5, equal=equal)
+    listed = np.stack([RNG.permutation(np.arange(-60, entries // 8))[:900] for _ in range(many)]).astype(np.int32)
+    listed[listed < 0] = -1
+    spec = selector([{"k": 40, "block": 8}, {"k": 512}, {"k": 30, "within": 8}], within=900)
+    for isa in available_isas(spec):
+        whole = x.run(spec, listed, isa=isa)
+        y = first_rows(x, few)
+        for threads in (1, 2):
+            parts = y.run(spec, listed[:few], isa=isa, threads=threads)
+            for a, b in zip(parts, whole, strict=True):
+                assert np.array_equal(a, b[:few]), (isa, threads)
 
 
 def test_unrounded_scores_stay_close_to_f64() -> None:

@@ -38,7 +38,7 @@ class PlanOnly:
         return bf16 if dtype.is_encoded else dtype
 
     def emit(self, spec: KernelSpec) -> Source:
-        return Source(spec.symbol, "", "cpp", 1, 1, 0)
+        return Source(spec.symbol, "", "cpp", 1, 1, 0, 64 if spec.family == "score_select" else 0)
 
     def compile(self, *args: object, **kw: object) -> None:
         raise AssertionError("a plan compiles nothing")
@@ -113,6 +113,9 @@ def mutants(plan: Plan) -> Iterator[str]:
     yield "a ring that never commits"
     entry.launches = [*launches, launches[moved]]
     yield "two writers of one buffer"
+    second = next(i for i, x in enumerate(launches) if isinstance(x, Launch) and x.stage)
+    entry.launches = [*launches[:second], *launches[second + 1:], launches[second]]
+    yield "a second stage that does not follow its first"
     entry.launches = launches
     buffers = list(entry.buffers)
     big = max(range(len(buffers)), key=lambda i: buffers[i].row_bytes)
@@ -135,7 +138,7 @@ def test_each_mistake_in_a_launch_table_is_caught(flash: Plan) -> None:
         with pytest.raises(InternalError):
             check_table(flash.lowered.table, flash.lowered.specs)
         caught.append(name)
-    assert len(caught) == 6
+    assert len(caught) == 7
 
 
 def test_a_decode_step_reads_every_dense_weight_once_and_the_picked_experts(flash: Plan) -> None:

@@ -30,6 +30,18 @@ struct DiPicker {
         least = keys[k - 1];
     }
 
+    // Leaves the k best, in no order, 0 behind them, for another picker.
+    void leave(uint64_t* out) {
+        if (n > k) di_partition(keys, n, k);
+        const int64_t found = di_min64(n, k);
+        memcpy(out, keys, (size_t)found * sizeof *out);
+        memset(out + found, 0, (size_t)(k - found) * sizeof *out);
+    }
+
+    void take(const uint64_t* left) {
+        for (int64_t i = 0; i < k; ++i) push(left[i]);
+    }
+
     void end(int32_t* out) {
         const int64_t found = di_best(keys, n, k);
         for (int64_t i = 0; i < k; ++i) out[i] = (int32_t)di_ranked(keys, i, found);
@@ -88,20 +100,40 @@ struct DiIndex {
     }
 };
 
-// Calls use(first, n) for every tile of up to DI_KEYS visible entries, in order.
+// Entries first .. stop - 1 of a row: all of them, or one of its parts.
+struct DiPart {
+    int64_t first, stop;
+    int parts;  // of the row
+};
+
+// Part `number` of the `visible` entries of a row. Rows are cut where a step has at most FEW of them and a part gets LEAST
+// entries or more; cuts are multiples of UNIT. Parts that are not needed are empty.
+template <int PARTS, int FEW, int LEAST, int UNIT>
+DI_INLINE DiPart di_part(int64_t rows, int64_t visible, int number) {
+    DiPart p = {0, visible, 1};
+    if (rows <= FEW && visible >= 2 * LEAST) p.parts = (int)di_min64(PARTS, visible / LEAST);
+    if (number >= p.parts) p.first = p.stop = 0;
+    if (p.parts == 1 || number >= p.parts) return p;
+    const int64_t each = ((visible + p.parts - 1) / p.parts + UNIT - 1) / UNIT * UNIT;
+    p.first = di_min64(visible, each * number);
+    p.stop = di_min64(visible, p.first + each);
+    return p;
+}
+
+// Calls use(first, n) for every tile of up to DI_KEYS entries of a part, in order.
 template <class Use>
-DI_INLINE void di_every_tile(int64_t visible, int64_t tile, const Use& use) {
-    for (int64_t j = 0; j < visible; j += tile) use(j, (int)di_min64(tile, visible - j));
+DI_INLINE void di_every_tile(const DiPart& p, int64_t tile, const Use& use) {
+    for (int64_t j = p.first; j < p.stop; j += tile) use(j, (int)di_min64(tile, p.stop - j));
 }
 
 enum { DI_MARKS = 1 << 15 };  // blocks whose listing is known at a time
 
 // The same for the entries of the listed blocks only (-1: nothing), in the order of the entries. `marks`: DI_MARKS / 8 bytes.
 template <class Use>
-DI_INLINE void di_listed_tiles(int64_t visible, int64_t block, const int32_t* list, int64_t count, uint64_t* marks,
+DI_INLINE void di_listed_tiles(const DiPart& p, int64_t block, const int32_t* list, int64_t count, uint64_t* marks,
                                const Use& use) {
-    const int64_t blocks = (visible + block - 1) / block;
-    for (int64_t from = 0; from < blocks; from += DI_MARKS) {
+    const int64_t blocks = (p.stop + block - 1) / block;
+    for (int64_t from = p.first / block; from < blocks; from += DI_MARKS) {
         memset(marks, 0, DI_MARKS / 8);
         for (int64_t i = 0; i < count; ++i) {
             const int64_t b = list[i] - from;
@@ -111,7 +143,7 @@ DI_INLINE void di_listed_tiles(int64_t visible, int64_t block, const int32_t* li
         for (int64_t word = 0; word < words; ++word) {
             for (uint64_t bits = marks[word]; bits; bits &= bits - 1) {
                 const int64_t first = (from + word * 64 + __builtin_ctzll(bits)) * block;
-                const int64_t stop = di_min64(first + block, visible);
+                const int64_t stop = di_min64(first + block, p.stop);
                 for (int64_t j = first; j < stop; j += DI_KEYS) use(j, (int)di_min64(DI_KEYS, stop - j));
             }
         }
