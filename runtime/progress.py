@@ -35,7 +35,7 @@ class GenerationProgress:
         """Bring the bar up to date."""
         if self._bar.disable:
             return
-        tokens = sum(len(out.token_ids) for r in requests for out in r.outputs)
+        tokens = sum(s.known - len(r.prompt_ids) for r in requests for s in r.sequences)
         read = sum(min(r.sequences[0].clock.row, len(r.prompt_ids)) for r in requests if r.sequences)
         total = sum(len(r.prompt_ids) for r in requests)
         seconds = max(1e-9, time.monotonic() - self._start)

@@ -7,6 +7,7 @@ Memory that a step in flight may touch is neither copied nor given away: a seque
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 from deepinfer.errors import InternalError
 from deepinfer.runtime import events
@@ -19,6 +20,14 @@ from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.sequence import Request, Sequence, Status, TokenIds
 from deepinfer.runtime.speculation.interface import DraftPolicy
 from deepinfer.runtime.table import PROMPT, SequenceTable
+
+
+class Entry(Enum):
+    """What came of the wish to enter."""
+
+    ENTERED = "entered"
+    LOADING = "loading"  # blocks of it are on their way from a tier
+    FULL = "full"
 
 
 class Residence:
@@ -41,16 +50,19 @@ class Residence:
         """Whether so many blocks are free, if need be because the prefix cache gave some up, or because blocks that
         preempted sequences (all ``but`` one) share went to the host."""
         self._evict(blocks)
-        if self.memory.free_blocks < blocks:
-            for s in sorted(self._pinning(but), key=lambda s: s.rank, reverse=True):
-                size = len(s.spilled.kept) * self.memory.block_bytes if s.spilled else 0
-                if s.spilled is not None and size <= self.spill_left:
-                    self.spill_left -= size
-                    self.memory.unpin(s.spilled)
-                    self._evict(blocks)
-                if self.memory.free_blocks >= blocks:
-                    break
+        for s in self._pinning(but) if self.memory.free_blocks < blocks else ():
+            self._unpin(s)
+            self._evict(blocks)
+            if self.memory.free_blocks >= blocks:
+                break
         return self.memory.free_blocks >= blocks
+
+    def _unpin(self, s: Sequence) -> None:
+        """Move what a preempted sequence shares to the host too, if there is room."""
+        size = len(s.spilled.kept) * self.memory.block_bytes if s.spilled else 0
+        if s.spilled is not None and size <= self.spill_left:
+            self.spill_left -= size
+            self.memory.unpin(s.spilled)
 
     def _evict(self, blocks: int) -> None:
         short = blocks - self.memory.free_blocks
@@ -58,9 +70,10 @@ class Residence:
             self.prefix.evict(short)
 
     def _pinning(self, but: Sequence | None) -> list[Sequence]:
-        """Preempted sequences whose shared blocks are still in place."""
+        """Preempted sequences whose shared blocks are still in place, the last turn first."""
         self._spilled = [s for s in self._spilled if s.spilled is not None]
-        return [s for s in self._spilled if s is not but and s.spilled is not None and s.spilled.kept]
+        found = [s for s in self._spilled if s is not but and s.spilled is not None and s.spilled.kept]
+        return sorted(found, key=lambda s: s.rank, reverse=True)
 
     def promise(self) -> None:
         """Keep free what the answers of running requests take when their prompt ends: a slot and a block each."""
@@ -69,16 +82,16 @@ class Residence:
         self.memory.promised_slots = self.memory.promised_blocks = answers
 
     # ---- in ---------------------------------------------------------------------------------------------------------
-    def enter(self, s: Sequence, spare: bool) -> bool:
-        """Memory for all rows of ``s`` that are known; False when there is none. ``spare``: one more block has to be
-        free."""
+    def enter(self, s: Sequence, spare: bool, patient: bool = False) -> Entry:
+        """Memory for all rows of ``s`` that are known. ``spare``: one more block has to be free. ``patient``: nobody
+        else has anything to do while its blocks are loaded."""
         memory, r = self.memory, s.request
         if memory.free_slots < 1 + r.to_fork:
-            return False
+            return Entry.FULL
         fresh = s.spilled is None and not s.clock.t
-        hit = self.prefix.lookup(s) if fresh and r.prompt_logprobs is None else MISS
+        hit = self.prefix.lookup(s, patient) if fresh and r.prompt_logprobs is None else MISS
         if hit.pending:
-            return False
+            return Entry.LOADING
         whole = self.plan.blocks_for(s.known) + r.to_fork + spare
         kept = 0
         if s.spilled is not None:
@@ -86,7 +99,7 @@ class Residence:
         need = whole - len(hit.blocks) - kept
         only_cached = sum(not memory.blocks.shared(b) for b in hit.blocks)
         if memory.free_blocks + self.prefix.evictable - only_cached < need:
-            return not spare and self._make_room(whole - kept, s) and self.enter(s, spare)
+            return self.enter(s, spare) if not spare and self._make_room(whole - kept, s) else Entry.FULL
         if s.spilled is not None:
             self._resume(s, need)
         else:
@@ -104,7 +117,27 @@ class Residence:
             r.metrics.first_scheduled_time = self.now()
             self.metrics.queued.observe(r.metrics.first_scheduled_time - r.metrics.arrival_time)
         self._settle(s)
-        return True
+        return Entry.ENTERED
+
+    def fits_without(self, s: Sequence, others: list[Sequence]) -> bool:
+        """Whether there were room for ``s``, and a block to spare, if the running ``others`` gave up their memory. Hits
+        are left out: it may need less."""
+        gone = [h for h in (other.holding for other in others) if h is not None]
+        blocks = len({block for h in gone for block in h.blocks.tolist()})
+        return (self.memory.free_slots + len(gone) >= 1 + s.request.to_fork
+                and self.memory.free_blocks + self.prefix.evictable + blocks >= self._most_needed(s))
+
+    def _most_needed(self, s: Sequence) -> int:
+        need = self.plan.blocks_for(s.known) if s.spilled is None else len(s.spilled.blocks) - len(s.spilled.kept)
+        return need + s.request.to_fork + 1
+
+    def preempt_for(self, s: Sequence, victim: Sequence) -> None:
+        """Preempt ``victim``, and move what it shares to the host too as far as ``s`` needs the room."""
+        self.preempt(victim)
+        for other in self._pinning(s):
+            if self.memory.free_blocks + self.prefix.evictable >= self._most_needed(s):
+                break
+            self._unpin(other)
 
     def _make_room(self, need: int, s: Sequence) -> bool:
         """Nothing runs and the first in turn does not fit: preempted sequences behind it give up what they still hold,

@@ -8,7 +8,8 @@ In a step the sequences that decode come first, each with the drafts that the po
 the limits do not leave a row for each, they take turns. Then come unfinished prompts in order, as many of their rows
 as the limits and the chunk budget allow, then new requests: one is admitted when its whole prompt has blocks, one more
 is free, and every answer has a slot. Blocks that only the prefix cache holds count as free. The head of the queue is
-never overtaken.
+never overtaken, except while blocks of it are on their way from a tier. Where it does not fit and sequences with later
+turns run, as many of those give way as it needs.
 
 When a sequence needs a block and none is free, the last sequence in order gives up its memory: it is moved to the host,
 or, when the host's share is used up, its rows run again later. Memory that a step in flight may touch is not moved and
@@ -31,7 +32,7 @@ from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.interface import PrefixCache
-from deepinfer.runtime.residence import Residence
+from deepinfer.runtime.residence import Entry, Residence
 from deepinfer.runtime.sequence import Sequence
 from deepinfer.runtime.speculation.interface import DraftPolicy
 from deepinfer.runtime.table import ANSWER, PROMPT, SequenceTable
@@ -99,6 +100,8 @@ class Scheduler:
         flight bring."""
         step.clear()
         self._preempted = self.blocked = self.chunk_cut = False
+        if self.waiting and self.running and self.waiting[0].rank < self.running[-1].rank and not self._make_way():
+            return False
         left = Left(**{k: self.plan.limits[k] for k in ("step", "kept", "wanted", "seq")})
         self.decoding = self._decode(step, left)
         most = self.chunks.chunk(self.decoding, left.step)
@@ -108,20 +111,52 @@ class Scheduler:
             unfinished = self.table.sequences[slot]
             if unfinished is not None:
                 self._prefill(unfinished, step, left)
-        resumed = False
-        while self.waiting and not self._preempted and not self.blocked and left.seq and left.step:
-            s = self.waiting[0]
-            if not self.residence.enter(s, spare=bool(self.running)):
-                break
-            self.waiting.pop(0)
+        resumed = self._admit(step, left)
+        self.prompt_rows = most - left.step
+        self.chunk_cut = self.chunk_cut and not left.step
+        return step.count > 0 or ((resumed or self._preempted) and self.schedule(step))
+
+    def _admit(self, step: StepPlan, left: Left) -> bool:
+        """Requests from the queue, as far as memory and limits go; whether one was brought back that decodes."""
+        resumed, place, patient = False, 0, False  # in front of the place are those whose blocks are on their way
+        while place < len(self.waiting) and not self._preempted and not self.blocked and left.seq and left.step:
+            s = self.waiting[place]
+            entry = self.residence.enter(s, spare=bool(self.running), patient=patient)
+            if entry is not Entry.ENTERED:
+                place += 1
+                if entry is Entry.LOADING and place < len(self.waiting):
+                    continue
+                if patient or self.running or (entry is Entry.FULL and place == 1):
+                    break
+                place, patient = 0, True  # nothing else is to do than to wait for blocks
+                continue
+            del self.waiting[place]
             self.add_running(s)
             if s.holding is not None and self.table.state[s.holding.slot] == PROMPT:
                 self._prefill(s, step, left)
             else:
                 resumed = True  # it decodes from the next step on
-        self.prompt_rows = most - left.step
-        self.chunk_cut = self.chunk_cut and not left.step
-        return step.count > 0 or ((resumed or self._preempted) and self.schedule(step))
+        return resumed
+
+    def _make_way(self) -> bool:
+        """The head of the queue comes before some that run: where it does not fit, the last of those are preempted, if
+        that makes it fit. False: a step in flight has to end before."""
+        head = self.waiting[0]
+        later = [s for s in self.running if s.rank > head.rank]
+        if not self.residence.fits_without(head, later):
+            return True
+        while later and not self.residence.fits_without(head, []):
+            victim = later.pop()
+            if victim.holding is None:
+                raise InternalError("a running sequence without memory")
+            if self.residence.leaving or self.table.inflight[victim.holding.slot]:
+                self.blocked = True
+                return False
+            self._stop(victim)
+            self.residence.preempt_for(head, victim)
+            self.add(victim)
+            self.residence.promise()
+        return True
 
     def order(self) -> NDArray[np.int64]:
         """Slots of the running sequences, first turn first."""

@@ -114,7 +114,7 @@ class MemoryCache:
         self.counters.show(metrics)
 
     # ---- a waiting sequence -----------------------------------------------------------------------------------------
-    def lookup(self, s: Sequence) -> Hit:
+    def lookup(self, s: Sequence, patient: bool = False) -> Hit:
         """See ``PrefixCache``."""
         if s.request.prompt_logprobs is not None:
             return MISS
@@ -128,13 +128,13 @@ class MemoryCache:
                 self.link.wait_stored()
             most = (len(ids) - 1) // self.plan.block_tokens
             if len(nodes) < most and self.link.pending(s, self._chains[s], id_bytes(ids), nodes, most, exact,
-                                                       alone=not self._progress):
+                                                       alone=patient):
                 return PENDING
             nodes = self._match(s, ids, exact)
         if self.window_link is not None:
             limit = min(len(nodes) * self.plan.block_tokens, len(ids) - kept_rows(self.plan, replay, exact))
             serving = nodes[: max(0, limit) // self.plan.block_tokens]
-            if serving and self.window_link.pending(s, serving, alone=not self._progress):
+            if serving and self.window_link.pending(s, serving, alone=patient):
                 return PENDING
         edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
         road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)

@@ -51,9 +51,10 @@ class PrefixCache(Protocol):
         """Blocks that nobody but the cache holds; admission counts them as free."""
         ...
 
-    def lookup(self, s: Sequence) -> Hit:
+    def lookup(self, s: Sequence, patient: bool = False) -> Hit:
         """The longest prefix of ``s.known_ids()`` that ``s`` may adopt. Pins nothing: ``adopt`` follows at once or a
-        new lookup does. A request for prompt log-probabilities gets none."""
+        new lookup does. A request for prompt log-probabilities gets none. ``patient``: nothing else is to do than to
+        wait for blocks that are on their way."""
         ...
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
@@ -100,7 +101,7 @@ class NoCache:
     def attach(self, memory: SequenceMemory, busy: Callable[[int], bool], metrics: Metrics) -> None:
         pass
 
-    def lookup(self, s: Sequence) -> Hit:
+    def lookup(self, s: Sequence, patient: bool = False) -> Hit:
         return MISS
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
