@@ -1,14 +1,15 @@
 """The CPU engine on the mid config, each figure beside its floor, measured in one run.
 
-    python tests/bench/bench_cpu_engine.py --threads 2 [--sections decode,prefill,context] [--json FILE]
+    python tests/bench/bench_cpu_engine.py --threads 2 [--sections decode,host,prefill,context] [--json FILE]
 
 makes a random checkpoint of the config in the official formats (2.2 GB) and two engines, kept in the cache folder for
 the next run. Sections, each less than three minutes on an idle machine with two processors:
 
 decode   steps of 1, 2, 4 and 8 sequences. The floor is max(bytes touched / read bandwidth, multiply-adds / peak):
          every dense weight once, of each expert stack the distinct experts of the step (the picks are pinned, so they
-         are counted, not estimated), and the cache entries that attention reads. `host` is what a step takes outside
-         its kernels.
+         are counted, not estimated), and the cache entries that attention reads. `outside` is what the engine's
+         call takes outside its kernels.
+host     what a step of one request takes outside the engine's call.
 prefill  prompts of 512 and 4,096 tokens in steps of 512, beside the same layers in plain torch (bf16 F.linear and
          scaled_dot_product_attention, see plain_torch.py), and the contractions' multiply-adds a second beside
          torch's own bf16 matrix product. `replay`: the same prompts as the model was trained to read them, with
@@ -46,11 +47,12 @@ from deepinfer.codegen.plan.launch import Launch
 from deepinfer.codegen.plan.table import Lowered
 from deepinfer.dsl import EngineOptions
 from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.tools.make_checkpoint.make import make_checkpoint
 
 CONFIGS = Path(__file__).with_name("configs")
 STEP_ROWS, SLOTS = 512, 8
-SECTIONS = ("decode", "prefill", "context")
+SECTIONS = ("decode", "host", "prefill", "context")
 
 
 class Work:
@@ -151,15 +153,17 @@ class Bench:
         self.native.run("step", self.batch, pins)
         return time.perf_counter() - start
 
-    def profiled(self, count: int, one: Callable[[int], float]) -> tuple[list[float], NDArray[np.float64]]:
-        """Seconds of each of ``count`` runs, and the median microseconds of each launch."""
+    def profiled(self, count: int, one: Callable[[int], float]) -> tuple[list[float], NDArray[np.float64], float]:
+        """Seconds of each of ``count`` runs, the median microseconds of each launch, and the median microseconds of a
+        run outside its launches."""
         self.native.profile(True)
         runs, launches = [], []
         for i in range(count):
             runs.append(one(i))
             launches.append(self.native.profile(True))
         self.native.profile(False)
-        return runs, np.median(np.array(launches), axis=0)
+        outside = np.array(runs) * 1e6 - np.sum(launches, axis=1)
+        return runs, np.median(np.array(launches), axis=0), float(np.median(outside))
 
     def fill_caches(self, work: Work) -> None:
         """Random entries everywhere: codes and scales of moderate size in every format."""
@@ -209,7 +213,7 @@ class Run:
             def one(i: int, size: int = size, first: int = at + 1, pins: list[Any] = pins) -> float:
                 return bench.step([(slot, first + i, 1) for slot in range(size)], pins[i])
 
-            times, launches = bench.profiled(steps, one)
+            times, launches, outside = bench.profiled(steps, one)
             at += steps + 2
             distinct = [statistics.mean(len(np.unique(p[name])) for p in pins) for name, _ in bench.pinned]
             touched = work.weight_bytes(distinct) + size * work.cache_bytes(context)
@@ -220,7 +224,36 @@ class Run:
                       floor_ms=round(floor * 1e3, 2), share_of_floor=round(floor / median, 3),
                       share_of_floor_best=round(floor / min(times), 3), tokens_s=round(size / median, 1),
                       MB_touched=round(touched / 1e6, 1), distinct_experts=round(statistics.mean(distinct), 1),
-                      host_us=round(median * 1e6 - float(launches.sum())), ms_by_family=by_family(work, launches))
+                      outside_us=round(outside), ms_by_family=by_family(work, launches))
+
+    def host(self) -> None:
+        """What a step of one request takes outside the engine's call: planning, memory, results, stops, counters."""
+        made, _ = self.engine("engine", 4096)
+        llm = deepinfer.LLM(str(made), str(self.checkpoint), max_num_seqs=1, num_speculative_tokens=0, progress=False,
+                            threads=self.given.threads)
+        executor, called = llm.core.executor, list[float]()
+        run = executor._run  # type: ignore[attr-defined]
+
+        def timed(*given: Any) -> Any:
+            start = time.perf_counter()
+            out = run(*given)
+            called.append(time.perf_counter() - start)
+            return out
+
+        executor._run = timed  # type: ignore[attr-defined]
+        answer = SamplingParams(temperature=0, max_tokens=10 * self.given.steps, ignore_eos=True)
+        request = llm.core.make("host", list(range(3, 67)), answer)
+        llm.core.add(request)
+        spent = []
+        while not request.finished:
+            called.clear()
+            start = time.perf_counter()
+            llm.core.step()
+            spent.append(1e6 * (time.perf_counter() - start - sum(called)))
+        quarter, median = np.percentile(spent[2:], (25, 50))
+        self.show("host", steps=len(spent), us_step=round(median), us_step_quarter=round(quarter),
+                  us_step_best=round(min(spent)))
+        llm.close()
 
     def prefill(self) -> None:
         from bench.plain_torch import PlainTorch
@@ -267,7 +300,7 @@ class Run:
                 return bench.step([(0, at + i, 1)], pins)
 
             one(0)
-            times, launches = bench.profiled(self.given.steps, one)
+            times, launches, _ = bench.profiled(self.given.steps, one)
             spent = by_family(work, launches)
             base = base or spent
             more = work.cache_bytes(context) - work.cache_bytes(1024)
