@@ -70,13 +70,14 @@ class Variant:
 @dataclass(frozen=True)
 class CudaSource(Source):
     """A Source whose text is a Python module of Triton functions. ``scratch``: bytes, fixed and a row; ``entries``:
-    bytes for each cache entry that a sequence may have, and the positions of one."""
+    bytes for each cache entry that a sequence may have, and the positions of one; ``schedule``: where it is from."""
 
     family: str = ""
     parameters: tuple[Parameter, ...] = ()
     variants: tuple[Variant, ...] = ()
     scratch: tuple[int, int] = (0, 0)
     entries: tuple[int, int] = (0, 1)
+    schedule: str = ""
 
     def scratch_json(self) -> dict[str, int]:
         return {"fixed": self.scratch[0], "row": self.scratch[1], "entry": self.entries[0], "ratio": self.entries[1]}
@@ -115,5 +116,6 @@ def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], 
     text = "\n".join([*describe(spec), text_of(spec.family, symbol=spec.symbol, parameters=", ".join(
         p.name for p in parameters), **parts)])
     grid = variants[-1].stages[-1].grid
-    return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0, spec.family,
-                      parameters, tuple(variants), scratch, entries)
+    return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,
+                      family=spec.family, parameters=parameters, variants=tuple(variants), scratch=scratch,
+                      entries=entries)

@@ -31,7 +31,7 @@ CUBINS, TABLE = "kernels.bin", "kernels.json"
 FORMAT = 1
 _ALIGNMENT = 256
 _HERE = Path(__file__).resolve().parent
-_TEXTS = ("device.py", "worker.py")  # what a binary is made from besides its own text
+_TEXTS = ("device.py", "expand.py", "worker.py")  # what a binary is made from besides its own text
 _SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
 
 
@@ -181,10 +181,10 @@ def _pack(tools: Toolchain, kernels: Sequence[CudaSource], entries: dict[str, li
         variants = []
         for v, stages in zip(source.variants, entries[source.symbol], strict=True):
             variants.append({"rows": v.rows, "stages": [
-                {"grid": s.grid.as_json(), **_placed(e, blob, places)} for s, e in zip(v.stages, stages, strict=True)]})
+                {"grid": s.grid.as_json(), **placed(e, blob, places)} for s, e in zip(v.stages, stages, strict=True)]})
         table[source.symbol] = {
             "family": source.family, "parameters": [p.as_json() for p in source.parameters],
-            "scratch": {"fixed": source.scratch[0], "row": source.scratch[1]}, "variants": variants}
+            "scratch": source.scratch_json(), "variants": variants, "schedule": source.schedule}
     text = json.dumps({"format": FORMAT, "target": tools.arch.target, "arch": tools.arch.suffix, "kernels": table},
                       indent=1, sort_keys=True) + "\n"
     key = {"kind": "cuda kernels", "table": hashlib.sha256(text.encode()).hexdigest(),
@@ -197,7 +197,7 @@ def _pack(tools: Toolchain, kernels: Sequence[CudaSource], entries: dict[str, li
     return tools.cache.fetch(key, make)
 
 
-def _placed(entry: Entry, blob: bytearray, places: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def placed(entry: Entry, blob: bytearray, places: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """What the table says of a stage; its cubin is appended unless it is there."""
     digest = file_digest(entry.files["kernel.cubin"])
     if digest not in places:

@@ -22,6 +22,7 @@ from deepinfer.cli import explain as _explain
 from deepinfer.cli import info as _info
 from deepinfer.cli import profile as _profile
 from deepinfer.cli import serve as _serve
+from deepinfer.cli import tune as _tune
 from deepinfer.cli.failure import Group
 
 
@@ -58,3 +59,4 @@ main.add_command(_bench.main, "bench")
 main.add_command(_cache.main, "cache")
 main.add_command(_doctor.main, "doctor")
 main.add_command(_drift.main, "drift")
+main.add_command(_tune.main, "tune")

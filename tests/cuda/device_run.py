@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "backends" / "cuda_sm100"))
 from device_products import SIZES, Product, products
 from driver import Driver, blocks_of, variant_for
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from cpu.harness import Array, Param, State, Step
+from cuda import ptx
 from cuda.arguments import Arguments, arguments
 
 from deepinfer.backends.cuda_sm100.source import CudaSource, Variant
@@ -63,7 +64,14 @@ def mend_interpreter() -> None:
         wide = [convert(h.data, tl.bfloat16, tl.float32, None).view(np.float32) for h in (a, b)]
         return it.TensorHandle(convert(wide[0] * wide[1], tl.float32, tl.bfloat16, None), a.dtype.scalar)
 
+    def assembly(self: Any, text: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Any:
+        assert pack == 1
+        words = [np.ascontiguousarray(v.data).view(np.uint32) for v in values]
+        made = [it.TensorHandle(w.view(np.int32), tl.int32) for w in ptx.run(text, words, len(types))]
+        return SimpleNamespace(get_result=made.__getitem__)
+
     it._convert_float = convert
+    it.InterpreterBuilder.create_inline_asm = assembly
     it.InterpreterBuilder.create_fmul = multiply
     it.InterpreterBuilder.create_dot = dot
 

@@ -15,4 +15,5 @@ def source() -> CudaSource:
     written twice."""
     text = text_of("commit", symbol=SYMBOL, parameters=", ".join(p.name for p in COMMIT_PARAMETERS))
     stage = Stage(SYMBOL, Grid(), 4, (("PIECE", _PIECE),), hot=True)
-    return CudaSource(SYMBOL, text, SUFFIX, 1, 1, 0, "commit", COMMIT_PARAMETERS, (Variant(0, (stage,)),))
+    return CudaSource(SYMBOL, text, SUFFIX, 1, 1, 0, family="commit", parameters=COMMIT_PARAMETERS,
+                      variants=(Variant(0, (stage,)),))

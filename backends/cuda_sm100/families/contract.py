@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import linear
@@ -57,9 +58,44 @@ def weight_of(op: Operand) -> Weight:
     raise InternalError(f"the CUDA backend has no contraction with weights of {t}")
 
 
-def exact_in_bf16(x: Operand, weights: Sequence[Weight]) -> bool:
-    """Whether both sides of the products are held by bf16, so that tensor cores multiply them exactly."""
-    return stored(x.type).name == "bf16" and all(w.format != "f32" for w in weights)
+@dataclass(frozen=True)
+class Kinds:
+    """How products are made. ``element``: what both sides become; ``thirds``: f32 weights as three bf16 each, since
+    bf16 holds the other side; ``precision``: of a product that tensor cores do not make exactly."""
+
+    element: str
+    thirds: bool = False
+    precision: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether tensor cores multiply bf16 exactly."""
+        return self.element == "tl.bfloat16"
+
+
+def kinds_of(x: Operand, weights: Sequence[Weight]) -> Kinds:
+    if stored(x.type).name == "bf16":
+        return Kinds("tl.bfloat16", any(w.format == "f32" for w in weights))
+    return Kinds("tl.float32", precision=', input_precision="tf32x3"')
+
+
+# Packed weights are made as bf16 too small by a power of two (expand.py): its exponent, and that of their scales' part
+# in the other direction. The sums are raised by their difference from the format's own.
+RAISED = {"mxfp8": (60, 60), "mxfp4": (63, 63)}
+
+
+def anchor(signature: Signature, operand: int, w: Weight, i: int, k: int, kinds: Kinds) -> dict[str, Any]:
+    """What the skeletons know of a weight. ``up``: factor of its sums."""
+    made = {"i": i, "format": w.format, "block": w.block, "codes": w.codes, "k": k, "data": "", "scale": "",
+            "raised": w.format in RAISED and kinds.exact and k % 2 == 0 and w.block[1] % 2 == 0}
+    if made["raised"]:
+        power, made["raised_scale"] = RAISED[w.format]
+        made["up"] = repr(2.0**power)
+    if w.format != "hadamard":
+        made["data"] = signature.param(operand)
+    if w.block[0]:
+        made["scale"] = signature.param(operand, "scale")
+    return made
 
 
 def components(ops: list[TileOp], count: int) -> list[Component]:
@@ -93,8 +129,8 @@ class Epilogue:
     def lines(self, c: Component, lead: Sequence[int], groups: int) -> list[str]:
         """``lead``: dims before the columns, whose position is the block ``lead``."""
         axes = Axes([0, 0], fixed=True)
-        p = Printer(self.ops, self.signature, axes, "row", "t_ok", ROWS, self._acc, prefix="e")
-        dims = self.ops[c.stores[0]].dims
+        p = Printer(self.ops, self.signature, axes, "row", "t_ok", ROWS, self._acc, tile=("BN", "BT"), prefix="e")
+        dims = next(o.dims for o in self.ops if o.op == "acc" and o.get("i") == c.anchors[0])
         columns = p.named("n", math.prod(dims[len(lead):]), COLUMNS, ("n_ok",))
         index: Index
         if lead:
@@ -106,12 +142,13 @@ class Epilogue:
             index = tuple(p.space.split(columns, dims))
         for s in c.stores:
             o = self.ops[s]
-            if o.dims != dims:
-                raise InternalError("stores of one epilogue differ in dims")
+            if math.prod(o.dims) != math.prod(dims):
+                raise InternalError("stores of one epilogue differ in size")
             at = linear(dims, index)
+            there = index if o.dims == dims else tuple(p.space.split(at, o.dims))
             if not COLUMNS <= p.spans_of(at):
                 at = at + columns  # one column: 0 where it is written, and the block gets its shape
-            p.write(o.get("operand"), at, p.value(o.args[0], index))
+            p.write(o.get("operand"), at, p.value(o.args[0], there))
         return [*p.heads, *p.lines]
 
     @staticmethod
@@ -119,9 +156,9 @@ class Epilogue:
         return Block(f"acc{o.get('i')}", BOTH)
 
 
-def columns_of(n: int, wide: int) -> int:
-    """Columns of a tile: a power of two, no wider than needed."""
-    return max(16, min(wide, 1 << (n - 1).bit_length()))
+def columns_of(n: int, wide: int, kinds: Kinds) -> int:
+    """Columns of a tile: a power of two, no wider than needed; 64 is what the tensor cores take at least."""
+    return max(64 if kinds.exact else 16, min(wide, 1 << (n - 1).bit_length()))
 
 
 _COSTLY = ("exp", "log", "softplus", "sigmoid", "cos", "sin")
@@ -132,9 +169,9 @@ def fits_wide_tile(anchors: int, ops: Sequence[TileOp]) -> bool:
     return anchors == 1 and not any(o.op in _COSTLY for o in ops)
 
 
-def depth(k: int, weights: Sequence[Weight], bf16: bool, most: int = 64) -> int:
+def depth(k: int, weights: Sequence[Weight], kinds: Kinds, most: int = 64) -> int:
     """Elements of K that a step of the loop takes: whole blocks of scales, and no less than 64 for the sake of more."""
-    if not bf16:
+    if not kinds.exact:
         return 32 if k >= 32 else 16
     least = max([16, *(w.block[1] for w in weights)])
     usual = max(least, min(64, 1 << (k - 1).bit_length()))

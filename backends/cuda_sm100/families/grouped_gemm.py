@@ -4,59 +4,66 @@ from __future__ import annotations
 
 from deepinfer.backends.cuda_sm100.families.contract import (
     Epilogue,
+    anchor,
     columns_of,
     components,
     depth,
-    exact_in_bf16,
     fits_wide_tile,
+    kinds_of,
     weight_of,
 )
-from deepinfer.backends.cuda_sm100.families.gemm import anchor, kinds
+from deepinfer.backends.cuda_sm100.schedule import Schedule, default_schedule
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import power_of_two
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
-# Pairs of an expert, on average, that a variant is for -> (pairs of a tile, columns of one, warps, features of a step)
-_TILES = ((16, 16, 64, 4, 128), (64, 64, 64, 4, 64), (0, 128, 128, 8, 64))
-_SCAN = 1024  # picks that the grouping looks at in one step
+# Few and many pairs of an expert: picks that the grouping looks at in one step, inputs that a program spreads in one,
+# warps, and programs besides those of the experts, which spread inputs.
+_FEW, _MANY = (1024, 512, 4, 0), (4096, 2048, 8, 1024)
 
 
-def emit(spec: KernelSpec) -> CudaSource:
+def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     program = spec.slot("epilogue")
     if program is None:
         raise InternalError(f"{spec.title}: a grouped gemm has an epilogue")
-    signature = Signature(spec)
+    signature, schedule = Signature(spec), schedule or default_schedule(spec)
     x, picks = spec.operands[spec.get("x")], spec.operands[spec.get("experts")]
     operands: tuple[int, ...] = spec.get("weights")
     weights = [weight_of(spec.operands[i]) for i in operands]
     slots, k, experts = picks.dims[-1], x.dims[-1], spec.operands[operands[0]].dims[0]
-    bf16 = exact_in_bf16(x, weights)
+    kinds = kinds_of(x, weights)
     epilogue = Epilogue(program, signature)
     signature.axis("seq")
     signature.scratch()
-    step, tiles, widest = depth(k, weights, bf16), [], 0
+    tiles, widest = [], 0
     for number, c in enumerate(components(epilogue.ops, len(operands))):
         n = spec.get("results")[c.anchors[0]][-1]
         widest = max(widest, n)
-        anchors = [anchor(signature, operands[i], weights[i], i, k) for i in c.anchors]
+        anchors = [anchor(signature, operands[i], weights[i], i, k, kinds) for i in c.anchors]
         tiles.append({"number": number, "n": n, "anchors": anchors, "lines": epilogue.lines(c, (slots,), 1)})
-    group = Stage(f"{spec.symbol}_group", Grid(fixed=experts), 4, (("SCAN", _SCAN),), 1)
+    # Words of eight codes, where all weights have them: the inputs are put into their order once, for all experts.
+    words = kinds.exact and not kinds.thirds and all(w.format == "mxfp4" for w in weights)
+    spread = next((chunk for chunk in (128, 64, 32) if words and k % chunk == 0), 0)
     one = all(len(t["anchors"]) == 1 for t in tiles)  # two expanded weights of a deep step fill the registers
     roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
-    variants = []
-    for share, tile, wide, warps, most in _TILES:
-        bn = columns_of(widest, wide if roomy else min(wide, 64))
-        count = sum(-(-t["n"] // bn) for t in tiles)
-        hopper = bf16 and bn >= 64
-        deep = depth(k, weights, bf16, most if one else 64)
-        main = Stage(spec.symbol, Grid(slots, tile, experts, count), warps if hopper else 4,
-                     (("BT", tile), ("BN", bn), ("BK", deep)), 4, hot=True, matrix=hopper)
-        variants.append(Variant(share * experts // slots, (group, main)))
-    return render(spec, signature, variants, scratch=(4 * (experts + 64), 4 * slots), k=k, slots=slots,
-                  experts=experts, wide=power_of_two(experts), order=experts + 64,
+    variants, depths = [], []
+    for t in schedule.tiles:
+        bn = columns_of(widest, t.columns if roomy else min(t.columns, 64), kinds)
+        count = sum(-(-y["n"] // bn) for y in tiles)
+        depths.append(max(spread, depth(k, weights, kinds, t.depth)))
+        scan, copy, warps, more = _FEW if 0 < t.rows <= 16 else _MANY
+        group = Stage(f"{spec.symbol}_group", Grid(fixed=experts + (more if spread else 0)), warps,
+                      (("SCAN", scan), *((("COPY", copy),) if spread else ())), 1)
+        main = Stage(spec.symbol, Grid(slots, t.tokens, experts, count), t.warps,
+                     (("BT", t.tokens), ("BN", bn), ("BK", depths[-1])), t.pipeline, hot=True, matrix=kinds.exact,
+                     otherwise=(8,) if t.warps < 8 and not one else ())
+        variants.append(Variant(t.rows * experts // slots, (group, main)))
+    order = -(-(experts + 1) // 64) * 64
+    return render(spec, signature, variants, scratch=(4 * order + 64, 4 * slots + (2 * x.size if spread else 0)), k=k,
+                  slots=slots, experts=experts, wide=power_of_two(experts), order=order, spread=spread,
                   picks=signature.value(spec.get("experts")), picks_at=signature.row_of(picks.rows),
                   picks_kind=signature.element(spec.get("experts")), x=signature.value(spec.get("x")),
                   x_at=signature.row_of(x.rows), x_row=x.size, x_slot=k if len(x.dims) > 1 else 0, tiles=tiles,
-                  bf16=bf16, even=k % step == 0, kinds=kinds(bf16))
+                  even=k % max(depths) == 0, kinds=kinds)

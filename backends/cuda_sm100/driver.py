@@ -19,6 +19,7 @@ class Driver:
         self("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self("cuDeviceGet", ctypes.byref(device), 0)
+        self.device = device
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
         self.stream = ctypes.c_void_p()
@@ -29,6 +30,18 @@ class Driver:
         status = getattr(self.cu, name)(*arguments)
         if status:
             raise RuntimeError(f"{name} answers {status}")
+
+    def name(self) -> str:
+        """Name of the device, as the driver gives it."""
+        text = ctypes.create_string_buffer(256)
+        self("cuDeviceGetName", text, 256, self.device)
+        return text.value.decode()
+
+    def version(self) -> int:
+        """Highest version of CUDA that the driver serves, 13010 for 13.1."""
+        number = ctypes.c_int()
+        self("cuDriverGetVersion", ctypes.byref(number))
+        return number.value
 
     # ---- memory ----------------------------------------------------------------------------------------------------
     def alloc(self, size: int) -> int:

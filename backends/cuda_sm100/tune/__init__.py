@@ -1,0 +1,1 @@
+"""Schedules measured on a device: candidates, their times, and the database that the compiler replays."""
