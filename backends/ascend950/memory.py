@@ -68,7 +68,7 @@ class Memory:
 
     def table(self) -> list[str]:
         """One line for each buffer, for the head of a source."""
-        return [f"{self.space} {b.offset:>7} {b.stride * b.copies:>7} {b.name}{f' x {b.copies}' if b.copies > 1 else ''}"
+        return [f"{self.space} {b.offset:>7} {b.stride * b.copies:>7} {b.name} x {b.copies}"
                 for b in sorted(self.buffers.values(), key=lambda b: b.offset)]
 
     def declared(self) -> list[str]:

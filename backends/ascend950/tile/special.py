@@ -70,7 +70,8 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
     else:
         f_lines, f.lines = f.lines, []
         f.write(out, at, "total")
-        body = [f"uint32_t left = {lanes};", pieces, masked, *begin, *head, *f_lines, *fold, *tail, *share, *f.lines, "}"]
+        body = [f"uint32_t left = {lanes};", pieces, masked, *begin, *head, *f_lines, *fold, *tail, *share, *f.lines,
+                "}"]
     for name, n in reversed(outer):
         body = [f"for (uint16_t {name} = 0; {name} < {n}; ++{name}) {{", *body, "}"]
     f.lines = body
