@@ -69,6 +69,16 @@ def di_pairs(x, H: tl.constexpr, N: tl.constexpr):
         return x
 
 
+@triton.jit
+def di_swap(x, N: tl.constexpr, M: tl.constexpr, AXIS: tl.constexpr):
+    """Neighbours 2 i and 2 i + 1 along an axis of a block [N, M] change places."""
+    if AXIS == 0:
+        return tl.trans(di_swap(tl.trans(x), M, N, 1))
+    else:
+        a, b = tl.split(tl.reshape(x, [N, M // 2, 2]))
+        return tl.reshape(tl.join(b, a), [N, M])
+
+
 # ---- formats -------------------------------------------------------------------------------------------------------
 @triton.jit
 def di_e4m3(c):

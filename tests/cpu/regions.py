@@ -15,6 +15,7 @@ import torch
 from cpu.harness import NUMPY, Array, Param, Seq, State, Step, from_bf16, held, run
 from golden.cases import Case
 
+from deepinfer.backends.base import Capabilities
 from deepinfer.backends.cpu.backend import BACKEND
 from deepinfer.backends.cpu.storage import record_parts
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
@@ -35,9 +36,9 @@ class Kernel:
     rows: str
 
 
-def kernels_of(graph: Graph) -> Iterator[Kernel]:
-    """The kernels of an entry."""
-    regions = fuse(graph, BACKEND.capabilities("cpu"))
+def kernels_of(graph: Graph, caps: Capabilities | None = None) -> Iterator[Kernel]:
+    """The kernels of an entry; ``caps``: of the target, by default the CPU."""
+    regions = fuse(graph, caps or BACKEND.capabilities("cpu"))
     region_of = {n.id: r for r in regions for n in r.nodes}
     read = {owner(v).id for v in graph.outputs.values()}
     for r in regions:
@@ -249,7 +250,8 @@ def relative(got: Array, want: Array) -> float:
 
 
 def regions_of(case: Case, prompt: int, rows: int, entry: str = "step", *, options: Mapping[str, Any] | None = None,
-               keep: int | None = None, wanted: int | None = None) -> tuple[RegionRunner, Sequence[Kernel]]:
+               keep: int | None = None, wanted: int | None = None,
+               caps: Capabilities | None = None) -> tuple[RegionRunner, Sequence[Kernel]]:
     """A sequence that fed ``prompt`` tokens and now brings ``rows`` more, ready to run its regions."""
     opts = dict(options or {"profile": "wide"})
     interpreter = case.interpreter(torch.float32, narrowed=True, **opts)
@@ -267,4 +269,4 @@ def regions_of(case: Case, prompt: int, rows: int, entry: str = "step", *, optio
     result = interpreter.run(entry, session.state.fork(), step, watch=lambda n: True)
     values = {n.id: v for n, v in result.watched}
     runner = RegionRunner(case, interpreter, entry, before, step, values, options=opts)
-    return runner, list(kernels_of(interpreter.graphs[entry]))
+    return runner, list(kernels_of(interpreter.graphs[entry], caps))

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from cpu.harness import Array, Param, State, Step, zeros
 
+from deepinfer.backends.cuda_sm100.families.score_select import ALIGNED
+from deepinfer.backends.cuda_sm100.source import CudaSource
 from deepinfer.backends.signature import Parameter
 from deepinfer.codegen.kernels.spec import KernelSpec
 
@@ -96,6 +98,9 @@ def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequen
             else:
                 values[i] = np.ascontiguousarray(x)  # type: ignore[arg-type]
     fixed = source.scratch[0] + source.scratch[1] * max(1, count)
+    if isinstance(source, CudaSource):
+        capacity = -(-int(arrays.blocks.shape[1]) * step.block_tokens // source.entries[1] // ALIGNED) * ALIGNED
+        fixed += source.entries[0] * capacity
 
     def state(i: int, what: str) -> Array | int:
         s = operands[i]

@@ -24,6 +24,7 @@ from cuda.arguments import arguments
 from cuda.interpreted import run_arguments, source_of
 from golden.cases import load_case
 
+from deepinfer.backends.cuda_sm100.target import built
 from deepinfer.backends.cuda_sm100.toolchain import compile_sources
 from deepinfer.codegen.kernels.spec import KernelSpec
 
@@ -33,7 +34,7 @@ SCENES = [("v41_c_quant", 141, 6, "step", "wide"), ("v41_c_quant", 141, 6, "step
 
 def scene(case: str, prompt: int, rows: int, entry: str, profile: str) -> tuple[list[dict[str, Any]], list[KernelSpec]]:
     """Arguments and results of every distinct kernel of an entry."""
-    runner, kernels = regions_of(load_case(case), prompt, rows, entry, options={"profile": profile})
+    runner, kernels = regions_of(load_case(case), prompt, rows, entry, options={"profile": profile}, caps=built("sm90"))
     cases, specs, seen = [], [], set()
     for k in kernels:
         if k.spec.digest() in seen:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -193,3 +195,48 @@ def test_selections_are_best_first_with_ties_to_the_lower_index() -> None:
     rows = [0, 1, 2, 4, 5]  # the reference gives NaN no place of its own
     assert np.array_equal(got[rows], top_k(torch.from_numpy(x[rows]), 7).numpy())
     assert 5 not in got[3]
+
+
+def chosen(entries: int, rounds: str) -> KernelSpec:
+    """Selections of each kind: blocks of entries, entries, and entries within listed blocks."""
+    paged = (("kind", "paged"), ("ratio", 1), ("record_bytes", 32))
+    operands = (Operand("value", "T", (4, 16), "bf16"), Operand("state", "T", (16,), "bf16[16]", detail=paged),
+                Operand("value", "T", (4,), "bf16"), Operand("value", "T", (6,), "i32"),
+                *(Operand("value", "T", (k,), "i32", True) for k in (6, entries, 5)))
+    kinds = [(("k", k), ("block", block), ("within", within), ("within_block", 4 if within >= 0 else 0), ("pin", -1),
+              ("out", out)) for k, block, within, out in ((6, 4, -1, 4), (entries, 0, -1, 5), (5, 0, 3, 6))]
+    attrs = (("head_dim", 16), ("heads", 4), ("keys", 1), ("q", 0), ("ratio", 1), ("rounds", rounds),
+             ("selections", tuple(kinds)), ("w", 2))
+    return KernelSpec("score_select", "T", operands, attrs, (), title="test")
+
+
+@pytest.mark.parametrize("rounds", ["", "bf16"])
+def test_selections_among_many_entries_are_those_of_a_sorted_row(rounds: str) -> None:
+    """Entries in a few classes, so that most scores are equal; one entry is not a number; one row sees few entries."""
+    k, visible = 40, (90, 3)
+    kinds = held(RNG.integers(-2, 3, (5, 16)).astype(np.float32), "bf16")
+    keys = np.ascontiguousarray(kinds[RNG.integers(0, 5, 96)])
+    keys[17] = 0x7FC0
+    pages = keys.reshape(3, 32, 16).view(np.uint8).reshape(3, 32, 32)
+    q = held(RNG.integers(-1, 2, (2, 64)).astype(np.float32), "bf16")
+    w = held(RNG.integers(-1, 3, (2, 4)).astype(np.float32), "bf16")
+    listed = np.array([[9, 4, 22, -1, 0, 15], [0, 7, -1, 3, 1, 5]], np.int32)
+    step = Step([Seq(1, n - 1, blocks=(0, 1, 2)) for n in visible], block_tokens=32)
+    spec = chosen(k, rounds)
+    outs = [run(spec, step, [q, State(pages, None, 0, 1), w, listed, *(None,) * 3], variant=v) for v in range(3)]
+    for row, n in enumerate(visible):
+        scores = (np.maximum(from_bf16(q)[row].reshape(4, 16) @ from_bf16(keys[:n]).T, 0)
+                  * from_bf16(w)[row][:, None]).sum(0)
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+        blocks = np.array([scores[b: b + 4].max() for b in range(0, n, 4)])
+        blocks[(n - 1) // 4] = np.inf
+        inside = [e for b in listed[row] if b >= 0 for e in range(b * 4, b * 4 + 4) if e < n]
+        wanted = {4: best(blocks, range(len(blocks)), 6), 5: best(scores, range(n), k), 6: best(scores, inside, 5)}
+        for out in outs:
+            assert {i: out[i][row].tolist() for i in wanted} == wanted
+
+
+def best(scores: Array, among: Iterable[int], k: int) -> list[int]:
+    """The k best, ties to the lower index, -1 where there are none."""
+    order = sorted((i for i in among if scores[i] > -np.inf), key=lambda i: (-scores[i], i))
+    return (order + [-1] * k)[:k]

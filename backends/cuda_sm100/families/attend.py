@@ -133,8 +133,8 @@ def emit(spec: KernelSpec) -> CudaSource:
     return render(spec, signature, plan.variants(), scratch=(plan.scratch(), 0), sources=sources,
                   lines=_epilogue(spec, signature, heads, vd), heads=heads, group=group, groups=plan.groups,
                   share=share, d=d, vd=vd, q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
-                  bounded=plan.bounded, sink=signature.param(sink) if sink >= 0 else "", element=element, columns=columns,
-                  room=plan.room(), persistent=_PERSISTENT, scale=repr(float(spec.get("scale"))),
+                  bounded=plan.bounded, sink=signature.param(sink) if sink >= 0 else "", element=element,
+                  columns=columns, room=plan.room(), persistent=_PERSISTENT, scale=repr(float(spec.get("scale"))),
                   rounds=bool(spec.get("rounds")), kv=kv, precision="" if exact else ', input_precision="tf32x3"')
 
 
@@ -191,7 +191,7 @@ def _epilogue(spec: KernelSpec, signature: Signature, heads: int, vd: int) -> li
     def acc(o: TileOp, index: Index) -> Block:
         return Block("acc0", both)
 
-    p = Printer(ops, signature, Axes([0, 0], fixed=True), acc=acc, prefix="e")
+    p = Printer(ops, signature, Axes([0, 0], fixed=True), acc=acc, tile=("H", "F"), along=1, prefix="e")
     flat = p.named("head", heads, frozenset((0,)), ("h_ok",)) * vd + p.named("d", vd, frozenset((1,)), ("d_ok",))
     for o in ops:
         if o.op == "store":

@@ -48,7 +48,8 @@ class Block:
 @dataclass
 class Printer:
     """Prints one program. ``row``: name of the row (a scalar, or a block along axes ``row_spans`` of valid rows
-    ``row_mask``); ``acc(i, index)``: element of the anchor's result i."""
+    ``row_mask``); ``acc(i, index)``: element of the anchor's result i, all of whose blocks have the shape ``tile``
+    (names), its last dim along the axis ``along``."""
 
     ops: list[TileOp]
     signature: Signature
@@ -57,6 +58,8 @@ class Printer:
     row_mask: str = ""
     row_spans: Spans = NOTHING
     acc: Callable[[TileOp, Index], Block] | None = None
+    tile: tuple[str, str] = ("", "")
+    along: int = 0
     carries: dict[str, Callable[[Index], Block]] = field(default_factory=dict)
     prefer: tuple[int, ...] = ()
     prefix: str = "t"
@@ -75,7 +78,7 @@ class Printer:
     def child(self, ops: list[TileOp], prefix: str, prefer: Sequence[int]) -> Printer:
         """Printer of the body of a loop, over the same axes and rows."""
         inner = Printer(ops, self.signature, self.axes, self.row, self.row_mask, self.row_spans, self.acc,
-                        prefer=tuple(prefer), prefix=prefix, seq=self.seq)
+                        self.tile, self.along, prefer=tuple(prefer), prefix=prefix, seq=self.seq)
         inner.pointers, inner.heads, inner.space = self.pointers, self.heads, self.space
         inner.spans, inner.masks = self.spans, self.masks
         return inner
@@ -280,6 +283,10 @@ class Printer:
             return False
         v = self.axes.variables.get(ix.terms[0][0])
         return v is not None and v.extent == extent
+
+    def reads_acc(self, i: int) -> bool:
+        """Whether op i is made of an anchor's result."""
+        return self.ops[i].op == "acc" or any(self.reads_acc(x) for x in self.ops[i].args)
 
     # ---- loops and statements --------------------------------------------------------------------------------------
     def loop(self, name: str, count: int, build: Callable[[Ix], None]) -> None:

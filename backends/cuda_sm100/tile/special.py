@@ -138,12 +138,23 @@ def _split_shape(p: Printer, x: Block, axis: int, group: int) -> tuple[list[int]
 
 def _quantised(p: Printer, x: Block, last: Ix, t: DType, first: int = 0) -> Block:
     group = t.block[1]
+    if p.acc is not None:
+        return _quantised_tile(p, x, t)
     axis = _group_axis(p, last, group, first)
     if axis not in x.spans:
         x = p.let(f"{x.text} + tl.zeros({p.axes.shape(x.spans | {axis})}, tl.float32)", x.spans | {axis})
     whole, split = _split_shape(p, x, axis, group)
     y = p.let(f'di_quantise(tl.reshape({x.text}, {split}), "{t.name}", {axis + 1})', x.spans)
     return p.let(f"tl.reshape({y.text}, {whole})", x.spans)
+
+
+def _quantised_tile(p: Printer, x: Block, t: DType) -> Block:
+    """The same of a tile of an anchor's results, which holds whole groups."""
+    n, m = p.tile
+    group = t.block[1]
+    split = f"[{n} // {group}, {group}, {m}]" if p.along == 0 else f"[{n}, {m} // {group}, {group}]"
+    y = p.let(f'di_quantise(tl.reshape({x.text}, {split}), "{t.name}", {p.along + 1})', x.spans)
+    return p.let(f"tl.reshape({y.text}, [{n}, {m}])", x.spans)
 
 
 def decoded(p: Printer, record: str, t: DType, at: Ix, of: Block) -> Block:
@@ -187,7 +198,11 @@ def _pair_rotate(p: Printer, i: int, o: TileOp, index: Index) -> Block:
     other = p.opaque(f"({last}) ^ 1", width, last)
     pair = p.opaque(f"tl.maximum(({last}) - {still}, 0) // 2", n, last)
     zeros = (Ix(),) * (len(p.ops[cos].dims) - 1)
-    own, partner = p.value(x, index), p.value(x, (*index[:-1], other))
+    own = p.value(x, index)
+    if p.reads_acc(x):  # a tile holds both of a pair
+        partner = p.let(f"di_swap({own.text}, {p.tile[0]}, {p.tile[1]}, {p.along})", own.spans)
+    else:
+        partner = p.value(x, (*index[:-1], other))
     c, s = p.value(cos, (*zeros, pair)), p.value(sin, (*zeros, pair))
     sign = ("1.0", "-1.0") if o.get("inverse") else ("-1.0", "1.0")
     turn = p.let(f"tl.where(({last}) % 2 == 0, {sign[0]}, {sign[1]})", spans)
