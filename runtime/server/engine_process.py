@@ -25,6 +25,7 @@ from deepinfer.runtime import events
 from deepinfer.runtime.records import machine_identity
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.engine_loop import EngineLoop
+from deepinfer.runtime.server.garbage import spare_what_was_loaded
 from deepinfer.runtime.server.logs import start_logging
 from deepinfer.runtime.server.self_check import (
     check_against_record,
@@ -126,6 +127,7 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
                 plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start,
                 digest)))
             trace = StepTrace(settings.profile_steps, Path(settings.profile)) if settings.profile_steps else None
+            spare_what_was_loaded()
             EngineLoop(llm.core, socket, trace).run()
         return 0
     except DeepInferError as error:

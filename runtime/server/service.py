@@ -17,6 +17,7 @@ from deepinfer.runtime.server.engine_link import EngineLink, State
 from deepinfer.runtime.server.engine_process import EngineSettings
 from deepinfer.runtime.server.export import ServerMetrics
 from deepinfer.runtime.server.failures import HttpFailure, unavailable
+from deepinfer.runtime.server.garbage import spare_what_was_loaded
 from deepinfer.runtime.server.ticket import EngineGone, Ticket, Tickets
 from deepinfer.runtime.server.vocabulary import Vocabulary, read_vocabulary
 
@@ -112,6 +113,7 @@ class Service:
         s, folder = self.settings, self.link.require_hello().checkpoint
         found = read_vocabulary(s.tokenizer or (Path(folder) if folder else None), s.dialect)
         dialect = found.dialect.name if found.dialect is not None else None
+        spare_what_was_loaded()
         events.info("vocabulary_ready", tokenizer=found.has_text, dialect=dialect)
         return found
 
