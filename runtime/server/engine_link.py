@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -20,47 +19,43 @@ import zmq.asyncio
 from deepinfer.errors import InternalError
 from deepinfer.runtime import events
 from deepinfer.runtime.server import wire
+from deepinfer.runtime.server.board import Board
 from deepinfer.runtime.server.engine_process import EngineSettings
-from deepinfer.runtime.server.ticket import EngineGone, Ticket
+from deepinfer.runtime.server.link import Link, State
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0  # seconds between two starts of a failing engine
 _STEADY_SECONDS = 60.0  # an engine that served so long is started again without a pause
 _STOP_SECONDS = 10.0
 
 
-class State(StrEnum):
-    """Where the engine process is in its life."""
+class Peers(Protocol):
+    """The other front ends, for which this one carries messages."""
 
-    STARTING = "starting"
-    READY = "ready"
-    DOWN = "down"
-    STOPPED = "stopped"
+    def forward(self, front_end: int, data: bytes) -> None:
+        """A message of the engine for one of them."""
+
+    def broadcast(self, data: bytes) -> None:
+        """A message of the engine for all of them."""
+
+    def status(self) -> None:
+        """The engine is in another state."""
 
 
-class EngineLink:
-    """Owns the engine process.
+class EngineLink(Link):
+    """Owns the engine process. It is the link of front end 0, and carries what the others say and hear.
 
     Args:
         command: starts a process that speaks `wire`.
         settings: for it; the endpoint is set here.
-        most_waiting: tokens of one answer that may wait for a slow reader.
-        on_update: called with every update and its ticket.
+        board, most_waiting: see `Link`.
     """
 
-    def __init__(self, command: Sequence[str], settings: EngineSettings, *, most_waiting: int,
-                 on_update: Callable[[Ticket, wire.Update], None] = lambda ticket, update: None) -> None:
+    def __init__(self, command: Sequence[str], settings: EngineSettings, board: Board, *, most_waiting: int) -> None:
+        super().__init__(0, board, most_waiting=most_waiting)
         self.command, self.settings = list(command), settings
-        self.state, self.reason = State.STARTING, "the engine is starting"
-        self.hello: wire.Hello | None = None
-        self.snapshot: wire.Snapshot | None = None
-        self.failure: wire.Failed | None = None  # what a failing engine said last
+        self.peers: Peers | None = None
         self.gave_up = False
-        self.restarts = 0
         self.pid: int | None = None
-        self.changed = asyncio.Event()  # set when the state changes; whoever waits clears it
-        self._most_waiting, self._on_update = most_waiting, on_update
-        self._keys = itertools.count(1)
-        self._tickets: dict[int, Ticket] = {}
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -75,7 +70,7 @@ class EngineLink:
     async def stop(self) -> None:
         """Ask the process to end, then make it."""
         self._stopping.set()
-        self._send(wire.Stop())
+        self.send(wire.Stop())
         process = self._process
         if process is not None and process.returncode is None:
             try:
@@ -86,8 +81,8 @@ class EngineLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._set(State.STOPPED, "the server is shutting down")
-        self._fail_all()
+        self.set(State.STOPPED, "the server is shutting down")
+        self.fail_all()
         self._context.destroy(linger=0)
 
     async def _supervise(self) -> None:
@@ -97,8 +92,8 @@ class EngineLink:
             reason = await self._one_life()
             if self._stopping.is_set():
                 return
-            self._set(State.DOWN, reason)
-            self._fail_all()
+            self.set(State.DOWN, reason)
+            self.fail_all()
             events.warn("engine_down", reason=reason, restarts=self.restarts)
             if self.hello is None:
                 self.gave_up = True  # it never served: what is wrong is for a person to mend
@@ -156,15 +151,16 @@ class EngineLink:
             return f"the engine process was ended by {name}"
         return f"the engine process ended with exit code {code}"
 
-    def _set(self, state: State, reason: str) -> None:
-        self.state, self.reason = state, reason
-        self.changed.set()
+    def set(self, state: State, reason: str) -> None:
+        super().set(state, reason)
+        if self.peers is not None:
+            self.peers.status()
 
     # ---- messages -----------------------------------------------------------------------------------------------
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         try:
             while True:
-                self._receive(await socket.recv())
+                self._take(await socket.recv_multipart())
         except InternalError as error:
             self.failure = wire.Failed(str(error), InternalError.exit_code)
             if self._process is not None and self._process.returncode is None:
@@ -173,78 +169,32 @@ class EngineLink:
     async def _drain(self, socket: zmq.asyncio.Socket) -> None:
         """What a process sent before it ended."""
         while await socket.poll(50):
-            self._receive(await socket.recv())
+            self._take(await socket.recv_multipart())
 
-    def _receive(self, data: bytes) -> None:
-        message = wire.decode_from_engine(data)
-        if isinstance(message, wire.Step):
-            for update in message.all():
-                ticket = self._tickets.get(update.id)
-                if ticket is not None:
-                    if update.last:
-                        del self._tickets[update.id]
-                    ticket.push(update)
-                    self._on_update(ticket, update)
-        elif isinstance(message, wire.Snapshot):
-            self.snapshot = message
-        elif isinstance(message, wire.Hello):
-            self.hello = message
+    def _take(self, frames: list[bytes]) -> None:
+        """A message of the engine: the number of a front end, or none for all, and what it should know."""
+        to, data = frames
+        if to not in (b"", b"0") and self.peers is not None:
+            self.peers.forward(int(to), data)
+            return
+        message = self.receive(data)
+        if to == b"" and self.peers is not None:
+            self.peers.broadcast(data)
+        if isinstance(message, wire.Hello):
             # an engine that has served is there: a restart takes it as it is
             self.settings = msgspec.structs.replace(self.settings, compile=None)
-            self._set(State.READY, "")
+            self.set(State.READY, "")
             events.info("engine_ready", model=message.model, target=message.target, pid=self.pid,
                         max_model_len=message.max_model_len, slots=message.slots, blocks=message.blocks,
                         seconds=message.seconds, restarts=self.restarts)
-        else:
-            self.failure = message
 
-    def _send(self, message: wire.ToEngine) -> None:
+    def send(self, message: wire.ToEngine) -> None:
+        self.carry(wire.encode(message))
+
+    def carry(self, data: bytes) -> None:
+        """Hand an encoded message to the engine."""
         socket = self._socket
         if socket is not None:
             # without a limit on what is queued this cannot block
-            sent = asyncio.ensure_future(socket.send(wire.encode(message), zmq.NOBLOCK))
+            sent = asyncio.ensure_future(socket.send(data, zmq.NOBLOCK))
             sent.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    # ---- requests -----------------------------------------------------------------------------------------------
-    @property
-    def open_requests(self) -> int:
-        """Requests that the engine has not finished."""
-        return len(self._tickets)
-
-    def submit(self, prompt_ids: Sequence[int], sampling: wire.Sampling, priority: int = 0,
-               debug: bool = False, beside: Ticket | None = None) -> Ticket:
-        """Hand a request to the engine; see `wire.Submit` and, for ``beside``, `Ticket`.
-
-        Raises:
-            EngineGone: there is no engine that could take it.
-        """
-        if self.state is not State.READY:
-            raise EngineGone(self.reason)
-        key = next(self._keys)
-        ticket = Ticket(key, len(prompt_ids), self._most_waiting, self._abort, beside)
-        self._tickets[key] = ticket
-        self._send(wire.Submit(key, wire.pack_ids(prompt_ids), sampling, priority, debug))
-        return ticket
-
-    def _abort(self, key: int) -> None:
-        """Free the request; its last update still arrives, and its ticket ends with it."""
-        self._send(wire.Abort(key))
-
-    def _fail_all(self) -> None:
-        """End every answer with the reason of the state."""
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.fail(EngineGone(self.reason))
-
-    def give_up_all(self, reason: str) -> None:
-        """End every answer that runs, here and in the engine."""
-        for key in self._tickets:
-            self._abort(key)
-        self.reason = reason
-        self._fail_all()
-
-    def require_hello(self) -> wire.Hello:
-        """What the engine said of itself; only after it was ready once."""
-        if self.hello is None:
-            raise InternalError("the engine was never ready")
-        return self.hello

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from deepinfer.codegen.cache import Cache
 from deepinfer.errors import RequestError
@@ -28,9 +30,10 @@ _SNAPSHOT_SECONDS = 0.5  # between two reports of a busy engine; an idle one rep
 
 
 class EngineLoop:
-    """Serves one front end from one engine core; everything happens in the caller's thread.
+    """Serves front ends from one engine core; everything happens in the caller's thread.
 
-    ``socket``: a PAIR socket whose other end is the front end. ``trace``: of the first steps, or None.
+    ``socket``: a PAIR socket whose other end is the first front end, which carries what the others say. What goes there
+    has the number of a front end in front, or nothing for all of them. ``trace``: of the first steps, or None.
     """
 
     def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], trace: StepTrace | None = None) -> None:
@@ -73,12 +76,19 @@ class EngineLoop:
                 self._submit(message)
             elif isinstance(message, wire.Abort):
                 self._compiling.pop(message.id, None)
-                entry = self._open.get(message.id)
-                if entry is not None:
-                    self.core.abort(entry.request.request_id)
+                self._abort([message.id])
+            elif isinstance(message, wire.Left):
+                for key in [key for key in self._compiling if wire.front_end_of(key) == message.front_end]:
+                    del self._compiling[key]
+                self._abort([key for key in self._open if wire.front_end_of(key) == message.front_end])
             else:
                 self._stopping = True
                 return
+
+    def _abort(self, keys: list[int]) -> None:
+        for key in keys:
+            if (entry := self._open.get(key)) is not None:
+                self.core.abort(entry.request.request_id)
 
     def _submit(self, message: wire.Submit) -> None:
         """Queue a request. A form of the answer is compiled first, by a thread beside the loop."""
@@ -142,14 +152,28 @@ class EngineLoop:
             self._report()  # who reads the metrics after the last answer finds it there
         keys, counts, tokens = self._news.take()
         if updates or len(keys):
-            self._send(updates, keys.astype("<i8").tobytes(), wire.pack_ids(counts), wire.pack_ids(tokens))
+            self._send(updates, keys, counts, tokens)
         for u in updates:
             if u.last:
                 del self._open[u.id], self._single[u.id]
                 self.trace.request(u.id, begins=False, finish=u.finish)
 
-    def _send(self, updates: list[wire.Update], *packed: bytes) -> None:
-        self.socket.send(wire.encode(wire.Step(updates, *packed)))
+    def _send(self, updates: list[wire.Update], keys: NDArray[np.int64] | None = None,
+              counts: NDArray[np.int64] | None = None, tokens: NDArray[np.int64] | None = None) -> None:
+        """To each front end what is its own. ``keys``, ``counts``, ``tokens``: see `wire.Step`."""
+        found: dict[int, list[wire.Update]] = {}
+        for u in updates:
+            found.setdefault(wire.front_end_of(u.id), []).append(u)
+        packed: dict[int, tuple[bytes, bytes, bytes]] = {}
+        if keys is not None and counts is not None and tokens is not None and len(keys):
+            whose = wire.front_end_of(keys)
+            for front_end in np.unique(whose).tolist():
+                its = whose == front_end
+                packed[front_end] = (keys[its].astype("<i8").tobytes(), wire.pack_ids(counts[its]),
+                                     wire.pack_ids(tokens[np.repeat(its, counts)]))
+        for front_end in found.keys() | packed.keys():
+            step = wire.Step(found.get(front_end, []), *packed.get(front_end, ()))
+            self.socket.send_multipart([str(front_end).encode(), wire.encode(step)])
 
     def _settle_books(self) -> None:
         """Let go of blocks that a store has taken meanwhile."""
@@ -167,8 +191,13 @@ class EngineLoop:
         self.core.gauges()
         self.core.metrics.compiles.values[""] = Cache.made - self._made
         scheduler = self.core.scheduler
-        self.socket.send(wire.encode(wire.Snapshot(
-            snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), self._reported_free)))
+        tell_all(self.socket, wire.Snapshot(
+            snapshot(self.core.metrics), len(scheduler.running), len(scheduler.waiting), self._reported_free))
+
+
+def tell_all(socket: zmq.Socket[bytes], message: wire.FromEngine) -> None:
+    """A message for every front end."""
+    socket.send_multipart([b"", wire.encode(message)])
 
 
 @dataclass(frozen=True)

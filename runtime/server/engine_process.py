@@ -24,7 +24,7 @@ from deepinfer.errors import DeepInferError, InternalError
 from deepinfer.runtime import events
 from deepinfer.runtime.records import machine_identity
 from deepinfer.runtime.server import wire
-from deepinfer.runtime.server.engine_loop import EngineLoop
+from deepinfer.runtime.server.engine_loop import EngineLoop, tell_all
 from deepinfer.runtime.server.garbage import spare_what_was_loaded
 from deepinfer.runtime.server.logs import start_logging
 from deepinfer.runtime.server.self_check import (
@@ -122,21 +122,21 @@ def serve(settings: EngineSettings, make: Callable[[EngineSettings], LLM]) -> in
             fingerprint = _check(llm, settings, digest)
             plan, memory = llm.plan, llm.core.memory
             folder = llm.core.engine.checkpoint
-            socket.send(wire.encode(wire.Hello(
+            tell_all(socket, wire.Hello(
                 plan.model, plan.target, plan.max_model_len, plan.vocab_size, memory.slots.size, memory.blocks.size,
                 plan.block_tokens, None if folder is None else str(folder), fingerprint, time.monotonic() - start,
-                digest)))
+                digest))
             trace = StepTrace(settings.profile_steps, Path(settings.profile)) if settings.profile_steps else None
             spare_what_was_loaded()
             EngineLoop(llm.core, socket, trace).run()
         return 0
     except DeepInferError as error:
-        socket.send(wire.encode(wire.Failed(str(error), error.exit_code)))
+        tell_all(socket, wire.Failed(str(error), error.exit_code))
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        socket.send(wire.encode(wire.Failed(f"the engine failed: {what}", InternalError.exit_code)))
+        tell_all(socket, wire.Failed(f"the engine failed: {what}", InternalError.exit_code))
         return InternalError.exit_code
     finally:
         socket.close()

@@ -13,8 +13,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from deepinfer.runtime.server.ticket import Ticket
-from deepinfer.runtime.server.wire import Hello, Snapshot, Update
+from deepinfer.runtime.server.wire import Hello, Snapshot, Times
 from deepinfer.runtime.server.wire import Metric as EngineMetric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -58,21 +57,18 @@ class ServerMetrics:
         self._cut = Counter("deepinfer:answers_cut", "Answers that ended because their reader went or was too slow",
                             [_MODEL, "reason"], registry=registry)
 
-    def updated(self, ticket: Ticket, update: Update) -> None:
-        """Count an update of the engine."""
-        if not update.last or update.finish == "refused":
-            return
-        self._prompt.observe(ticket.prompt_tokens)
-        self._generated.observe(ticket.tokens)
-        times = update.times
+    def finished(self, prompt_tokens: int, tokens: int, times: Times | None) -> None:
+        """Count a request that the engine has finished."""
+        self._prompt.observe(prompt_tokens)
+        self._generated.observe(tokens)
         if times is None or times.prefill is None:
             return
         self._prefill.observe(times.prefill)
         if times.decode is not None:
             self._decode.observe(times.decode)
             self._inference.observe(times.prefill + times.decode)
-            if ticket.tokens > 1:
-                self._per_token.observe(times.decode / (ticket.tokens - 1))
+            if tokens > 1:
+                self._per_token.observe(times.decode / (tokens - 1))
 
     def answered(self, route: str, status: int) -> None:
         """Count a response; ``route`` is one of ours, never what a client made up."""
@@ -86,8 +82,12 @@ class ServerMetrics:
         """Count an answer without a reader."""
         self._cut.labels(self._model, reason).inc()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """All metrics in the Prometheus text format."""
+        return self.render()
+
+    def render(self) -> bytes:
+        """The same at once."""
         return generate_latest(self._registry)
 
 

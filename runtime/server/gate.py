@@ -15,8 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepinfer.runtime import events
-from deepinfer.runtime.server.export import ServerMetrics
 from deepinfer.runtime.server.failures import HttpFailure, error_response
+from deepinfer.runtime.server.service import MetricsBook
 
 _LOGGER = logging.getLogger("deepinfer")
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -52,7 +52,7 @@ class Keys:
 class Gate:
     """ASGI middleware around all routes. What a route did not foresee ends that request alone, with a 500."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: ServerMetrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: MetricsBook) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -185,7 +185,7 @@ def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: C
 
 def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:
     """What every generating route takes."""
-    shared = service.link.settings.prefix_store is not None
+    shared = service.settings.shared_store
     return {"n": count, **deadline(root), **cache_extensions(root, caller, shared=shared)}
 
 

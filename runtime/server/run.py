@@ -11,11 +11,16 @@ import time
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from deepinfer.errors import ArtifactError, DeepInferError, InternalError, PlanError, SpecError, ToolchainError
 from deepinfer.runtime import events
 from deepinfer.runtime.server.app import make_app
+from deepinfer.runtime.server.board import Board
+from deepinfer.runtime.server.engine_link import EngineLink
 from deepinfer.runtime.server.engine_process import EngineSettings
+from deepinfer.runtime.server.export import ServerMetrics
+from deepinfer.runtime.server.front_ends import FrontEnds
 from deepinfer.runtime.server.gate import tenant_of
 from deepinfer.runtime.server.service import ServerSettings, Service
 from deepinfer.runtime.server.wire import Failed
@@ -23,6 +28,8 @@ from deepinfer.runtime.server.wire import Failed
 ENGINE_COMMAND = (sys.executable, "-m", "deepinfer.runtime.server.engine_process")
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 _BACKLOG = 2048
+_AT_ONCE = 16  # connections that a front end accepts before it looks at anything else
+_SHUTTING_DOWN = "the server is shutting down"
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -52,33 +59,55 @@ def run_server(settings: ServerSettings, engine: EngineSettings, sock: socket.so
 
 async def _serve(settings: ServerSettings, engine: EngineSettings, sock: socket.socket,
                  command: tuple[str, ...]) -> int:
-    service = Service(settings, engine, list(command))
-    config = uvicorn.Config(make_app(service), log_config=None, access_log=False, lifespan="off", server_header=False,
-                            timeout_keep_alive=75, timeout_graceful_shutdown=2)
-    server = _Server(config, service)
-    service.start()
+    board = Board(settings.front_ends)
+    link = EngineLink(command, engine, board, most_waiting=settings.stream_buffer)
+    metrics = ServerMetrics(settings.names[0], lambda: link.snapshot, lambda: link.restarts, lambda: link.hello)
+    service = Service(settings, link, metrics)
+    others = FrontEnds(settings.front_ends, link, metrics, board, sock, settings, (engine.log_level, engine.log_json))
+    server = _Server(configure(make_app(service)), service, link, others)
+    others.start()
+    service.start(summary=True)
+    link.start()
     host, port = sock.getsockname()[:2]
-    events.info("listening", url=f"http://{host}:{port}", pid=os.getpid(), models=",".join(settings.names),
+    events.info("listening", url=f"http://{host}:{port}", pid=os.getpid(), front_ends=settings.front_ends,
+                models=",".join(settings.names),
                 tenants=",".join(map(tenant_of, settings.keys)))
     try:
         await server.serve(sockets=[sock])
     finally:
+        await others.stop()
         await service.stop()
+        await link.stop()
         events.info("stopped")
     if service.fatal is not None:
         raise service.fatal
-    if service.link.gave_up:
-        raise _as_error(service.link.failure, service.link.reason)
+    if link.gave_up:
+        raise _as_error(link.failure, link.reason)
     return INTERRUPTED if server.interrupted else 0
 
 
-class _Server(uvicorn.Server):
+def configure(app: FastAPI) -> uvicorn.Config:
+    """How every front end serves."""
+    return uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False,
+                          timeout_keep_alive=75, timeout_graceful_shutdown=2, backlog=_AT_ONCE)
+
+
+class Listener(uvicorn.Server):
+    """Accepts a few connections at a time, so that front ends share them, and lets many wait."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)  # asyncio has set it to what is accepted at a time
+
+
+class _Server(Listener):
     """Ends when its engine cannot be started, and drains on a signal; a second signal ends it at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, link: EngineLink, others: FrontEnds) -> None:
         super().__init__(config)
         self.interrupted = False
-        self._service = service
+        self._service, self._link, self._others = service, link, others
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -93,11 +122,13 @@ class _Server(uvicorn.Server):
         if self._deadline is not None:
             if not service.draining:
                 service.drain()
-            if service.link.open_requests and time.monotonic() > self._deadline:
-                service.link.give_up_all("the server is shutting down")
-            if not service.link.open_requests:
+                self._others.drain()
+            if service.open_requests and time.monotonic() > self._deadline:
+                self._link.give_up_all(_SHUTTING_DOWN)
+                self._others.give_up(_SHUTTING_DOWN)
+            if not service.open_requests:
                 self.should_exit = True
-        if service.fatal is not None or service.link.gave_up:
+        if service.fatal is not None or self._link.gave_up:
             self.should_exit = True
         return await super().on_tick(counter)
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from deepinfer.errors import DeepInferError
 from deepinfer.recipe import ConversionOptions, Model
 from deepinfer.recipe.options import CLAUDE_PREFIXES
 from deepinfer.runtime import events
 from deepinfer.runtime.server import wire
-from deepinfer.runtime.server.engine_link import EngineLink, State
-from deepinfer.runtime.server.engine_process import EngineSettings
-from deepinfer.runtime.server.export import ServerMetrics
+from deepinfer.runtime.server.board import Column
 from deepinfer.runtime.server.failures import HttpFailure, unavailable
 from deepinfer.runtime.server.garbage import spare_what_was_loaded
+from deepinfer.runtime.server.link import Link, State
 from deepinfer.runtime.server.ticket import EngineGone, Ticket, Tickets
 from deepinfer.runtime.server.vocabulary import Vocabulary, read_vocabulary
 
@@ -40,6 +40,7 @@ class ServerSettings:
         tokenizer: a tokenizer.json or its folder, where it is not the checkpoint's. ``dialect``: of prompts, by name.
         default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
         drain: seconds that running answers get after SIGTERM. ``priorities``: clients may say who goes first.
+        shared_store: the engine's prefix cache has a store below it. ``front_ends``: processes that answer clients.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,22 @@ class ServerSettings:
     repair: bool = False
     drain: float = 30.0
     priorities: bool = False
+    shared_store: bool = False
+    front_ends: int = 1
+
+
+class MetricsBook(Protocol):
+    """Counts what happens in a front end; see `export.ServerMetrics`."""
+
+    def finished(self, prompt_tokens: int, tokens: int, times: wire.Times | None) -> None: ...
+
+    def answered(self, route: str, status: int) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+    def cut(self, reason: str) -> None: ...
+
+    async def text(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -68,31 +85,29 @@ class Prompt:
 class Service:
     """The state of a front end. All methods run in its event loop."""
 
-    def __init__(self, settings: ServerSettings, engine: EngineSettings, command: list[str]) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, link: Link, metrics: MetricsBook) -> None:
+        self.settings, self.link, self.metrics = settings, link, metrics
         self.created = int(time.time())
-        self.link = EngineLink(command, engine, most_waiting=settings.stream_buffer, on_update=self._updated)
-        self.metrics = ServerMetrics(settings.names[0], lambda: self.link.snapshot, lambda: self.link.restarts,
-                                     lambda: self.link.hello)
+        link.on_update = self._updated
         self.vocabulary: Vocabulary | None = None
         self.fatal: DeepInferError | None = None  # why the server cannot go on
         self.draining = False
+        self.has_taken = asyncio.Event()  # requests could be taken once
         self._mean_seconds = 1.0
-        self._tokens = [0, 0]  # prompt and answer tokens since the last summary
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life ---------------------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Start the engine and what watches it."""
-        self.link.start()
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._summarise())]
+    def start(self, *, summary: bool) -> None:
+        """Begin to watch the engine. ``summary``: log what goes on."""
+        self._tasks = [asyncio.create_task(self._watch())]
+        if summary:
+            self._tasks.append(asyncio.create_task(self._summarise()))
 
     async def stop(self) -> None:
-        """End the engine process."""
+        """Watch it no more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.stop()
 
     def drain(self) -> None:
         """Take no new requests; those that run go on."""
@@ -101,6 +116,11 @@ class Service:
 
     async def _watch(self) -> None:
         while True:
+            takes = self._cannot_take is None
+            if takes:
+                self.has_taken.set()
+            if self.has_taken.is_set():
+                self.link.board.set(self.link.number, Column.READY, takes)
             await self.link.changed.wait()
             self.link.changed.clear()
             if self.link.state is State.READY and self.vocabulary is None:
@@ -108,6 +128,7 @@ class Service:
                     self.vocabulary = await asyncio.to_thread(self._read_vocabulary)
                 except DeepInferError as error:
                     self.fatal = error
+                self.link.changed.set()
 
     def _read_vocabulary(self) -> Vocabulary:
         s, folder = self.settings, self.link.require_hello().checkpoint
@@ -120,7 +141,18 @@ class Service:
     # ---- admission ----------------------------------------------------------------------------------------------
     @property
     def not_ready(self) -> str | None:
-        """Why no request can be taken now; None: it can."""
+        """Why not all front ends take requests now; None: they do."""
+        reason = self._cannot_take
+        return reason or (None if self.link.board.all_ready else "another front end is starting")
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of all front ends that the engine has not finished."""
+        return self.link.board.total(Column.OPEN)
+
+    @property
+    def _cannot_take(self) -> str | None:
+        """Why this front end can take no request now; None: it can."""
         if self.draining:
             return "the server is shutting down"
         if self.link.state is not State.READY:
@@ -129,11 +161,11 @@ class Service:
 
     def require_ready(self, prompts: int = 1) -> Vocabulary:
         """HttpFailure 503 when no request can be taken, 429 when too many wait already for so many prompts more."""
-        reason = self.not_ready
+        reason = self._cannot_take
         if reason is not None or self.vocabulary is None:
             self.metrics.refused("draining" if self.draining else "unavailable")
             raise unavailable(reason or "", retry_after=5.0 if self.draining else 1.0)
-        slots, waiting = self.link.require_hello().slots, self.link.open_requests
+        slots, waiting = self.link.require_hello().slots, self.open_requests
         if waiting + prompts > self.most_open:
             self.metrics.refused("queue_full")
             seconds = min(_LONGEST_RETRY, self._mean_seconds * (waiting + prompts - slots) / slots)
@@ -176,21 +208,25 @@ class Service:
 
     # ---- bookkeeping --------------------------------------------------------------------------------------------
     def _updated(self, ticket: Ticket, update: wire.Update) -> None:
-        self._tokens[1] += len(update.tokens)
+        board, number = self.link.board, self.link.number
+        board.add(number, Column.TOKENS, len(update.tokens))
         if update.last:
             seconds = time.monotonic() - ticket.started
             self._mean_seconds += _AVERAGING * (seconds - self._mean_seconds)
-            self._tokens[0] += ticket.prompt_tokens
-        self.metrics.updated(ticket, update)
+            board.add(number, Column.PROMPT_TOKENS, ticket.prompt_tokens)
+            if update.finish != "refused":
+                self.metrics.finished(ticket.prompt_tokens, ticket.tokens, update.times)
 
     async def _summarise(self) -> None:
         """One line every ten seconds in which something happened."""
-        idle, before = True, dict.fromkeys(_SHARES.values(), (0.0, 0.0))
+        idle, before, board = True, dict.fromkeys(_SHARES.values(), (0.0, 0.0)), self.link.board
+        tokens = (0, 0)
         while True:
             await asyncio.sleep(_SUMMARY_SECONDS)
-            (prompt, generated), self._tokens = self._tokens, [0, 0]
+            was, tokens = tokens, (board.total(Column.PROMPT_TOKENS), board.total(Column.TOKENS))
+            prompt, generated = (max(0, now - then) for now, then in zip(tokens, was, strict=True))
             snapshot, hello = self.link.snapshot, self.link.hello
-            quiet = not (prompt or generated or self.link.open_requests)
+            quiet = not (prompt or generated or self.open_requests)
             if snapshot is not None and hello is not None and not (idle and quiet):
                 used = 1 - snapshot.free_blocks / max(1, hello.blocks)
                 shares = {}
@@ -199,7 +235,7 @@ class Service:
                     before[counters] = part, whole
                     if whole > was_whole and part >= was_part:  # an engine that has started again begins at 0
                         shares[name] = round((part - was_part) / (whole - was_whole), 3)
-                events.info("load", running=snapshot.running, waiting=snapshot.waiting, open=self.link.open_requests,
+                events.info("load", running=snapshot.running, waiting=snapshot.waiting, open=self.open_requests,
                             cache_used=round(used, 3), prompt_tokens_per_s=round(prompt / _SUMMARY_SECONDS, 1),
                             tokens_per_s=round(generated / _SUMMARY_SECONDS, 1), **shares)
             idle = quiet

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 import deepinfer
 from deepinfer.recipe import convert_request
 from deepinfer.recipe.fields import Field, read_body
-from deepinfer.runtime.server.engine_link import State
 from deepinfer.runtime.server.export import CONTENT_TYPE
 from deepinfer.runtime.server.extensions import refuse_unbuilt_features
 from deepinfer.runtime.server.failures import HttpFailure
+from deepinfer.runtime.server.link import State
 from deepinfer.runtime.server.openapi import DETOKENIZE, TOKENIZE, body_of
 from deepinfer.runtime.server.routes import read_limited
 from deepinfer.runtime.server.service import Service
@@ -67,13 +67,13 @@ def status_routes(service: Service) -> APIRouter:
     async def load() -> Response:
         snapshot = link.snapshot
         return JSONResponse({
-            "open": link.open_requests, "running": snapshot.running if snapshot else 0,
+            "open": service.open_requests, "running": snapshot.running if snapshot else 0,
             "waiting": snapshot.waiting if snapshot else 0, "free_blocks": snapshot.free_blocks if snapshot else 0,
             "blocks": link.hello.blocks if link.hello else 0})
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(await service.metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/v1/models")
     @router.get("/models")

@@ -8,7 +8,7 @@ arrives is ever executed or imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,6 +43,12 @@ class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
     """Nobody waits for this request any more."""
 
     id: int
+
+
+class Left(msgspec.Struct, array_like=True, tag="left", frozen=True):
+    """A front end has ended: nobody waits for its requests any more."""
+
+    front_end: int
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
@@ -150,12 +156,25 @@ class Snapshot(msgspec.Struct, array_like=True, tag="snapshot", frozen=True):
     free_blocks: int
 
 
-ToEngine: TypeAlias = Submit | Abort | Stop
+ToEngine: TypeAlias = Submit | Abort | Left | Stop
 FromEngine: TypeAlias = Hello | Failed | Step | Snapshot
+
+_Key = TypeVar("_Key", int, NDArray[np.int64])
+_KEY_BITS = 40  # of an id; the front end's number stands above them
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def first_key(front_end: int) -> int:
+    """The first id of a request of a front end; the others count on from there."""
+    return (front_end << _KEY_BITS) + 1
+
+
+def front_end_of(key: _Key) -> _Key:
+    """Whose request an id is, or each of several."""
+    return key >> _KEY_BITS
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -21,6 +21,7 @@ from server.scripted_engine import HOLD_VARIABLE
 
 MODEL = "scripted-model"
 KEY = "a-key-of-the-tests"
+FRONT_ENDS_VARIABLE = "FRONT_ENDS"  # of servers that tests start: all of them hold with several
 PATIENCE = 60.0  # seconds for something that has to happen; a machine under load is slow
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -119,7 +120,8 @@ def running(checkpoint: Path, folder: Path, engine: Mapping[str, Any] = MappingP
             **settings: Any) -> Iterator[Running]:
     """A server that answers, with fields of ServerSettings and EngineSettings; it ends with the block."""
     hold = folder / "hold"
-    server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": 20.0} | settings
+    front_ends = int(os.environ.get(FRONT_ENDS_VARIABLE, "1"))
+    server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": 20.0, "front_ends": front_ends} | settings
     given = {"server": server, "engine": {"checkpoint": str(checkpoint), **engine},
              "process": str(Path(__file__).with_name("scripted_engine.py"))}
     env = {**os.environ, "PYTHONPATH": str(TESTS), HOLD_VARIABLE: str(hold), "TMPDIR": str(folder)}
