@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from deepinfer.runtime.executor import (
     HOST,
     NO_LOGPROBS,
     NO_TOKEN,
+    REJECTION,
     Logprobs,
     SequenceStart,
     StepPlan,
@@ -34,6 +34,8 @@ from deepinfer.runtime.executor import (
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling import Row, TokenChooser, bad_logits, top_logprobs
 from deepinfer.runtime.sequence import TokenIds
+from deepinfer.runtime.speculation.rejection import TARGET, draft, judge
+from deepinfer.runtime.steps import StepQueue
 
 
 class _Held:
@@ -49,19 +51,28 @@ class _Held:
         self.n = self.ids.count - 1
         self.drafts = np.zeros(0, np.int64)
         self.confidence = np.full(m, np.nan, np.float32)
+        self.judged = start.mode == REJECTION and not start.params.greedy
+        self.drafted: Row | None = None  # [m, V], what the drafts were drawn from
+
+    def choose(self, logits: Row, position: int, draft: int | None) -> int:
+        """The token of ``position``. ``draft``: its place in the block, where one has to be judged."""
+        if draft is not None and self.judged:
+            row = None if self.drafted is None else self.drafted[draft]
+            return judge(self.chooser, logits, row, int(self.drafts[draft]), position)
+        return self.chooser.choose(logits, position, TARGET if self.judged else None)
 
 
-class HostExecutor:
-    """``lag``: steps that may be in flight besides the one waited for; with any, a thread of its own runs them."""
+class HostExecutor(StepQueue):
+    """``lag``: see ``StepQueue``. ``rejection``: drafts can be judged by rejection."""
+
+    rejection = True
 
     def __init__(self, plan: EnginePlan, engine: Engine, *, lag: int = 0) -> None:
-        self.plan, self.engine = plan, engine
+        super().__init__(engine, lag)
+        self.plan = plan
         self.batch = Batch(plan)
         self._held: dict[int, _Held] = {}
         self._results: dict[int, StepResult] = {}
-        self._waiting: deque[tuple[int, Future[StepResult]]] = deque()
-        self._tickets = 0
-        self._worker = ThreadPoolExecutor(1, "steps") if lag else None
         self._m = plan.draft_tokens if "draft" in plan.entries else 0
 
     # ---- Executor -------------------------------------------------------------------------------------------------
@@ -71,31 +82,7 @@ class HostExecutor:
     def submit(self, step: StepPlan) -> int:
         if id(step) not in self._results:
             self._results[id(step)] = StepResult(self.plan)
-        self._tickets += 1
-        if self._worker is not None:
-            found = self._worker.submit(self._run, step)
-        else:
-            found = Future()
-            try:
-                found.set_result(self._run(step))
-            except Exception as error:
-                found.set_exception(error)
-        self._waiting.append((self._tickets, found))
-        return self._tickets
-
-    def wait(self, ticket: int) -> StepResult:
-        first, found = self._waiting.popleft()
-        if first != ticket:
-            raise InternalError(f"step {ticket} is waited for before step {first}")
-        return found.result()
-
-    def state(self, name: str, unit: int) -> NDArray[np.uint8]:
-        return self.engine.state(name, unit)
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown()
-        self.engine.close()
+        return self.start(partial(self._run, step))
 
     # ---- one step ---------------------------------------------------------------------------------------------------
     def _run(self, step: StepPlan) -> StepResult:
@@ -191,7 +178,7 @@ class HostExecutor:
             if j and broken[j]:
                 break
             try:
-                token = held.chooser.choose(raw if mask is None else _allowed(raw, mask[j]), at + j)
+                token = held.choose(raw if mask is None else _allowed(raw, mask[j]), at + j, j if j < drafts else None)
             except RequestError:
                 if not j:
                     raise
@@ -254,8 +241,17 @@ class HostExecutor:
 
     def _drafts(self, held: _Held, tokens: NDArray[np.int64], logits: Any, k: int) -> NDArray[np.int64]:
         """The block, drawn with the noise that the target will use where there are logits to draw from."""
+        held.drafted = None
         if held.mode == GREEDY or not len(logits) or bad_logits(logits[k]).any():
             return np.array(tokens, np.int64)
+        if held.judged:
+            held.drafted = np.array(logits[k])
+            try:
+                return np.array([draft(held.chooser, row, held.n + 1 + j, held.n)
+                                 for j, row in enumerate(held.drafted)])
+            except RequestError:  # nothing is left of a row: the block is certain
+                held.drafted = None
+                return np.array(tokens, np.int64)
         chooser = copy(held.chooser)
         chooser.output, chooser._counts = list(chooser.output), dict(chooser._counts)
         out = np.array(tokens, np.int64)

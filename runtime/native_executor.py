@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.errors import InternalError
 from deepinfer.runtime.executor import (
     DECODE,
     HOST,
@@ -29,6 +27,7 @@ from deepinfer.runtime.executor import (
 from deepinfer.runtime.native_sampling import NativeSampling
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling import nothing_left, top_logprobs
+from deepinfer.runtime.steps import StepQueue
 
 if TYPE_CHECKING:
     from deepinfer.runtime.native_engine import NativeEngine
@@ -80,23 +79,20 @@ class _Slate:
         return Logprobs(self.ids[at].copy(), self.values[at].copy(), self.ranks[at].copy())
 
 
-class NativeExecutor:
-    """``lag``: steps that may be in flight besides the one waited for; with any, a thread of its own runs them.
+class NativeExecutor(StepQueue):
+    """``lag``: see ``StepQueue``. ``rejection``: drafts can be judged by rejection."""
 
-    ``rejection``: drafts can be judged by rejection.
-    """
+    engine: NativeEngine
 
     rejection = True
 
     def __init__(self, plan: EnginePlan, engine: NativeEngine, *, lag: int = 0) -> None:
-        self.plan, self.engine = plan, engine
+        super().__init__(engine, lag)
+        self.plan = plan
         self._sampling: dict[int, NativeSampling] = {}
         self._known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._host = np.zeros(engine.slots, bool)
         self._slates: dict[int, _Slate] = {}
-        self._waiting: deque[tuple[int, Future[StepResult]]] = deque()
-        self._tickets = 0
-        self._worker = ThreadPoolExecutor(1, "steps") if lag else None
 
     # ---- Executor -------------------------------------------------------------------------------------------------
     def begin(self, slot: int, start: SequenceStart) -> None:
@@ -111,32 +107,7 @@ class NativeExecutor:
         slate = self._slates.get(id(step))
         if slate is None:
             slate = self._slates[id(step)] = _Slate(self.plan, step)
-        self._tickets += 1
-        found: Future[StepResult]
-        if self._worker is not None:
-            found = self._worker.submit(self._run, step, slate)
-        else:
-            found = Future()
-            try:
-                found.set_result(self._run(step, slate))
-            except Exception as error:
-                found.set_exception(error)
-        self._waiting.append((self._tickets, found))
-        return self._tickets
-
-    def wait(self, ticket: int) -> StepResult:
-        first, found = self._waiting.popleft()
-        if first != ticket:
-            raise InternalError(f"step {ticket} is waited for before step {first}")
-        return found.result()
-
-    def state(self, name: str, unit: int) -> NDArray[np.uint8]:
-        return self.engine.state(name, unit)
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown()
-        self.engine.close()
+        return self.start(partial(self._run, step, slate))
 
     # ---- one step ---------------------------------------------------------------------------------------------------
     def _run(self, step: StepPlan, slate: _Slate) -> StepResult:

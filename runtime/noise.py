@@ -25,6 +25,11 @@ def mixed(*words: int) -> int:
     return z
 
 
+def uniform(key: int) -> float:
+    """The middle of one of 2^52 parts of 0 .. 1, so neither 0 nor 1."""
+    return ((key >> 12) + 0.5) * 2.0**-52
+
+
 def gumbel(key: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """One standard Gumbel number -log(-log(u)) per token id; u is the middle of one of 2^52 parts of 0 .. 1."""
     z = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)

@@ -76,24 +76,36 @@ class TokenChooser:
         return (p.greedy and not p.penalised and self._allowed is None and not len(self._bias_ids) and not self.bad
                 and len(self.output) >= p.min_tokens)
 
-    def choose(self, logits: Row, position: int) -> int:
-        """The token of ``position`` from its row of logits [V]."""
-        p = self.params
+    def choose(self, logits: Row, position: int, purpose: int | None = None) -> int:
+        """The token of ``position`` from its row of logits [V]. ``purpose``: of the draw, where there are several that
+        must know nothing of each other."""
         if self.untouched:
             return int(np.argmax(logits))
-        z = logits.astype(np.float64)
-        self._mask(z)
+        ids, z = self.left(logits, position)
+        return int(ids[np.argmax(z)]) if self.params.greedy else drawn(ids, z, self.noise_key(position, purpose))
+
+    def left(self, logits: Row, position: int, bare: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """What the options leave of a row: ids [k] in rising order and their logits [k], divided by the temperature.
+
+        ``bare``: of a draft's row, without what depends on drafts before it.
+        """
+        p, z = self.params, logits.astype(np.float64)
+        self._mask(z, bare)
         if p.penalised:
             self._penalise(z)
         if not np.isfinite(z.max()):
             raise nothing_left(position)
-        if p.greedy:
-            return int(np.argmax(z))
-        z /= p.temperature
-        ids = leading(z, p.top_k, p.top_p, p.min_p)
-        kept = z if ids is None else z[ids]
-        ids = np.arange(len(z), dtype=np.int64) if ids is None else ids
-        return int(ids[np.argmax(kept + gumbel(mixed(self.key, position), ids))])
+        if not p.greedy:
+            z /= p.temperature
+        ids = None if p.greedy else leading(z, p.top_k, p.top_p, p.min_p)
+        return (np.arange(len(z), dtype=np.int64), z) if ids is None else (ids, z[ids])
+
+    def noise_key(self, position: int, *purpose: int | None) -> int:
+        """Of the draw at a position."""
+        key = self.key
+        for word in purpose:
+            key = key if word is None else mixed(key, word)
+        return mixed(key, position)
 
     def took(self, token: int) -> None:
         """The answer goes on with ``token``."""
@@ -101,15 +113,15 @@ class TokenChooser:
         if self.params.penalised:
             self._counts[token] = self._counts.get(token, 0) + 1
 
-    def _mask(self, z: NDArray[np.float64]) -> None:
+    def _mask(self, z: NDArray[np.float64], bare: bool) -> None:
         if self._allowed is not None:
             only = np.full_like(z, -np.inf)
             only[self._allowed] = z[self._allowed]
             z[:] = only
-        for word in self.bad:
+        for word in self.bad if not bare else ():
             if len(self.output) >= len(word) - 1 and self.output[len(self.output) - len(word) + 1:] == list(word[:-1]):
                 z[word[-1]] = -np.inf
-        if len(self.output) < self.params.min_tokens:
+        if len(self.output) < self.params.min_tokens and not bare:
             z[list(self.ends)] = -np.inf
         z[self._bias_ids] += self._bias
 
@@ -121,6 +133,11 @@ class TokenChooser:
             seen = np.union1d(self._seen, answered)
             z[seen] = np.where(z[seen] > 0, z[seen] / p.repetition_penalty, z[seen] * p.repetition_penalty)
         z[answered] -= p.frequency_penalty * counts + p.presence_penalty
+
+
+def drawn(ids: NDArray[np.int64], z: NDArray[np.float64], key: int) -> int:
+    """A draw among ``ids`` with probabilities in proportion to exp(z)."""
+    return int(ids[np.argmax(z + gumbel(key, ids))])
 
 
 def nothing_left(position: int) -> RequestError:
