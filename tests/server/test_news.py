@@ -1,4 +1,5 @@
-"""What an engine process sends: nothing is lost, doubled or out of order, whichever way tokens are sent."""
+"""What an engine process sends: nothing is lost, doubled, out of order or for another front end, whichever way tokens
+are sent."""
 
 from __future__ import annotations
 
@@ -15,24 +16,30 @@ from deepinfer.runtime.server.engine_loop import EngineLoop
 
 
 class _Front:
-    """Collects what a front end would."""
+    """Collects what two front ends would."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.finish: dict[int, str] = {}
         self.packed = 0
 
-    def send(self, message: bytes) -> None:
+    def send_multipart(self, frames: list[bytes]) -> None:
+        to, message = frames
         found = wire.decode_from_engine(message)
         if not isinstance(found, wire.Step):
             return
         self.packed += len(found.keys) // 8
         for u in found.all():
+            assert wire.front_end_of(u.id) == int(to)
             assert u.id not in self.finish, "news after the end"
             self.tokens.setdefault(u.id, []).extend(u.tokens)
             if u.last:
                 assert u.finish is not None
                 self.finish[u.id] = u.finish
+
+
+def _key(request: int) -> int:
+    return wire.first_key(request % 2) + request
 
 
 def _run(drafts: int, lag: int, blocks: int) -> tuple[EngineLoop, _Front, dict[str, Any]]:
@@ -46,13 +53,13 @@ def _run(drafts: int, lag: int, blocks: int) -> tuple[EngineLoop, _Front, dict[s
     for i in range(40):
         how: wire.Sampling = {"max_tokens": int(rng.integers(1, 300)), "n": 2 if i % 9 == 4 else 1}
         prompt = wire.pack_ids(rng.integers(8, 999, int(rng.integers(1, 100))))
-        loop._submit(wire.Submit(i, prompt, how, debug=i % 7 == 3))
+        loop._submit(wire.Submit(_key(i), prompt, how, debug=i % 7 == 3))
         made.update(core.requests)
         for _ in range(int(rng.integers(1, 20))):
             core.step()
             loop._flush()
         if i % 5 == 2:
-            core.abort(str(int(rng.integers(0, i))))
+            core.abort(str(_key(int(rng.integers(0, i)))))
     while core.requests:
         core.step()
         loop._flush()
@@ -64,7 +71,8 @@ def _run(drafts: int, lag: int, blocks: int) -> tuple[EngineLoop, _Front, dict[s
 @pytest.mark.parametrize("blocks", [400, 24])
 def test_the_front_end_gets_every_token_once(drafts: int, lag: int, blocks: int) -> None:
     loop, front, made = _run(drafts, lag, blocks)
-    assert not loop._open and not loop._single and not loop._news.gone() and set(front.finish) == set(range(40))
+    assert not loop._open and not loop._single and not loop._news.gone()
+    assert set(front.finish) == set(map(_key, range(40)))
     for key, r in made.items():
         expected = [t for out in r.outputs for t in out.token_ids[: -1 if out.finish_reason == "stop" else None]]
         assert sorted(front.tokens[int(key)]) == sorted(expected)

@@ -192,7 +192,7 @@ def test_a_form_that_is_being_compiled_stalls_nobody(checkpoint: Path, monkeypat
         def wait_for(count: int) -> None:
             while len(finished) < count:
                 assert ours.poll(1000 * PATIENCE), finished
-                message = wire.decode_from_engine(ours.recv())
+                message = wire.decode_from_engine(ours.recv_multipart()[1])
                 if isinstance(message, wire.Step):
                     finished.extend((u.id, u.finish) for u in message.all() if u.finish is not None)
 
