@@ -98,6 +98,7 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
         lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
                               block_tokens=model.block_tokens, lookback=model.lookback_tokens,
                               workspace_bytes=workspace_bytes)
+        lowered.table.positions = model.options.max_model_len + model.draft_tokens
         if SAMPLE in graphs:
             drafts = model.draft_tokens if "draft" in graphs else 0
             lowered.table.sequence = SequenceState(model.vocab_size, drafts, model.draft_filler,

@@ -34,6 +34,7 @@ class EnginePackage:
         self.plan = EnginePlan.from_dict(manifest["plan"], str(path))
         self.interface = Interface.from_dict(manifest["interface"])
         self.footprint = Footprint.from_dict(manifest["footprint"], str(path))
+        self._asked: Runner | None = None  # open while sizes are asked for
 
     @property
     def lib(self) -> Path:
@@ -50,11 +51,9 @@ class EnginePackage:
 
     def _sizes(self, slots: int, blocks: int, threads: int | None) -> tuple[Memory, Device | None]:
         """The same, and the device that has to have them beside the weights; None: this host."""
-        runner = Runner(self.lib)
-        try:
-            return runner.memory(slots, blocks, threads or self.usual_threads), runner.device()
-        finally:
-            runner.close()
+        if self._asked is None:
+            self._asked = Runner(self.lib)
+        return self._asked.memory(slots, blocks, threads or self.usual_threads), self._asked.device()
 
     def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None) -> Checkpoint:
         """The checkpoint to run with: the one asked for, else the weights packed with the engine, else the hub id that
@@ -96,6 +95,7 @@ class EnginePackage:
             checkpoint = self.checkpoint(checkpoint)
         sizes = self.footprint.sizes
         memory, device = self._sizes(slots, blocks, threads)
+        self._asked = None
         if device is None:
             need = Need(sizes.weight_bytes, sizes.table_bytes, memory.total)
         else:

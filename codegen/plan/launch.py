@@ -7,6 +7,7 @@ needs no parser library and a reader no tool:
     deepinfer-launch 1
     block_tokens 128
     lookback 3
+    positions 1048581                             # most of a sequence, with those of a verify beyond its end
     sequence vocab 512 drafts 5 filler 2 ids 256 tail 64 drafts 2112 confidence 2176 counts 2240 logits 4288 end 14528
     axis 4 groups 2                               # axes 0..3 are fixed
     limit step 512 kept 512 wanted 64 seq 8
@@ -161,6 +162,7 @@ class LaunchTable:
     kernels: list[TableKernel] = field(default_factory=list)
     entries: dict[str, EntryTable] = field(default_factory=dict)
     sequence: SequenceState | None = None
+    positions: int = 0
 
     def axis(self, rows: str) -> int:
         """Axis number of the ABI."""
@@ -171,6 +173,7 @@ class LaunchTable:
     def text(self) -> str:
         """``lib/launch.txt``."""
         out = [f"deepinfer-launch {FORMAT}", f"block_tokens {self.block_tokens}", f"lookback {self.lookback}"]
+        out += [f"positions {self.positions}"] if self.positions else []
         out += [self.sequence.text()] if self.sequence else []
         out += [f"axis {self.axis(f'T/{r}')} groups {r}" for r in self.ratios]
         out.append("limit " + " ".join(f"{k} {v}" for k, v in self.limits.items()))

@@ -107,6 +107,8 @@ class Reader {
             t_.block_tokens = (int32_t)line.integer("block_tokens", 1, INT32_MAX);
         } else if (kind == "lookback") {
             t_.lookback = (int32_t)line.integer("lookback", 0, 1 << 20);
+        } else if (kind == "positions") {
+            t_.positions = line.integer("positions", 1, INT64_MAX / 2);
         } else if (kind == "sequence") {
             sequence(line);
         } else if (kind == "axis") {

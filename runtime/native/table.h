@@ -86,6 +86,7 @@ struct SequenceRow {
 
 struct Table {
     int32_t block_tokens = 0;
+    int64_t positions = 0;  // most of a sequence, 0: not said
     int32_t lookback = 0;
     SequenceRow sequence;
     int32_t axes = DI_AXIS_GROUPS;

@@ -2,6 +2,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -44,6 +46,7 @@ class CudaDevice final : public Device {
     CudaDriver cu_;
     CuDevice device_ = 0;
     CuContext context_ = nullptr;
+    int64_t number_ = 0;  // of this object, counted over the process's life
     CuStream stream_ = nullptr;
     std::string name_;
     std::vector<std::pair<char*, int64_t>> blocks_;
@@ -59,12 +62,13 @@ class CudaDevice final : public Device {
     void require(const std::string& arch) const;
 };
 
-// The context belongs to a thread's calls only once it was made current there.
+// The context belongs to a thread's calls only once it was made current there. A later context may have the address of
+// one that is gone, hence numbers.
 void CudaDevice::here() const {
-    static thread_local CuContext current = nullptr;
-    if (current == context_) return;
+    static thread_local int64_t current = 0;
+    if (current == number_) return;
     must(cu_.cuCtxSetCurrent(context_), "making its context current");
-    current = context_;
+    current = number_;
 }
 
 void CudaDevice::must(CuResult result, const char* doing) const {
@@ -76,6 +80,7 @@ void CudaDevice::must(CuResult result, const char* doing) const {
 
 CudaDevice::CudaDevice(const DeviceKernels& kernels) {
     int count = 0;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // nothing is loaded while serving, or while launches are recorded
     const CuResult started = cu_.cuInit(0);
     if (started == CU_NO_DEVICE || (!started && (cu_.cuDeviceGetCount(&count) || !count))) {
         fail(DI_DEVICE, "the NVIDIA driver shows no device");
@@ -86,6 +91,8 @@ CudaDevice::CudaDevice(const DeviceKernels& kernels) {
     must(cu_.cuDeviceGetName(text, sizeof text, device_), "asking for its name");
     name_ = text;
     require(kernels.arch);
+    static std::atomic<int64_t> made{0};
+    number_ = ++made;
     must(cu_.cuDevicePrimaryCtxRetain(&context_, device_), "making a context");
     here();
     must(cu_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "making a stream");
@@ -104,8 +111,9 @@ void CudaDevice::require(const std::string& arch) const {
     }
     const int oldest = OLDEST[major >= 10];
     if (version < oldest) {
-        fail(DI_DEVICE, "the NVIDIA driver is too old: it is for CUDA %d.%d, engines for %s need a driver for CUDA %d.%d "
-             "or newer", version / 1000, version % 1000 / 10, arch.c_str(), oldest / 1000, oldest % 1000 / 10);
+        fail(DI_DEVICE,
+             "the NVIDIA driver is too old: it is for CUDA %d.%d, engines for %s need a driver for CUDA %d.%d or newer",
+             version / 1000, version % 1000 / 10, arch.c_str(), oldest / 1000, oldest % 1000 / 10);
     }
 }
 

@@ -66,7 +66,14 @@ void DeviceEngine::load_constants(const std::string& path) {
 }
 
 // ---- sizes ---------------------------------------------------------------------------------------------------------
-int64_t DeviceEngine::scratch_bytes() const {
+// Entries of a row of the block tables: what a sequence can hold.
+int64_t DeviceEngine::width(int32_t blocks) const {
+    const int64_t most = table_.positions ? (table_.positions + table_.block_tokens - 1) / table_.block_tokens : blocks;
+    return std::max<int64_t>(1, std::min<int64_t>(most, blocks));
+}
+
+int64_t DeviceEngine::scratch_bytes(int32_t blocks) const {
+    const int64_t positions = width(blocks) * table_.block_tokens;
     int64_t most = PAGE;
     for (const EntryRow& e : table_.entries) {
         for (size_t i = 0; i < e.phases.size(); ++i) {
@@ -77,20 +84,20 @@ int64_t DeviceEngine::scratch_bytes() const {
                 const Phase& loop = e.phases[head];
                 if (loop.loop_phases && i < head + (size_t)loop.loop_phases) rows = std::min(rows, loop.loop_rows);
             }
-            most = std::max(most, kernels_.kernels[(size_t)p.kernel].scratch(rows));
+            most = std::max(most, kernels_.kernels[(size_t)p.kernel].scratch(rows, positions));
         }
     }
     return most;
 }
 
 int64_t DeviceEngine::table_bytes(int32_t blocks) const {
-    return paged(table_.limit[DI_AXIS_SEQ] * std::max(blocks, 1) * (int64_t)sizeof(int32_t));
+    return paged(table_.limit[DI_AXIS_SEQ] * width(blocks) * (int64_t)sizeof(int32_t));
 }
 
 // Scratch here holds the integers of a step and the block tables as well.
 Layout DeviceEngine::layout(int32_t slots, int32_t blocks, int32_t threads) const {
     Layout out = DiEngine::layout(slots, blocks, threads);
-    out.scratch = scratch_bytes() + paged(Places(table_, limits(table_.limit)).end) + table_bytes(blocks);
+    out.scratch = scratch_bytes(blocks) + paged(Places(table_, limits(table_.limit)).end) + table_bytes(blocks);
     return out;
 }
 
@@ -105,7 +112,7 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     layout_ = layout(slots, blocks, threads);
     const Places places(table_, limits(table_.limit));
     arena_ = device_->take(std::max(layout_.arena, PAGE), "values of a step");
-    scratch_ = device_->take(scratch_bytes(), "scratch of the kernels");
+    scratch_ = device_->take(scratch_bytes(blocks), "scratch of the kernels");
     integers_ = device_->take(places.end, "integers of a step");
     tables_ = device_->take(table_bytes(blocks), "block tables");
     rings_ = device_->take(std::max(layout_.rings, PAGE), "rings of the sequences");
@@ -186,12 +193,15 @@ void DeviceEngine::send(int32_t entry, const Places& places) {
 // Rows of the tables that changed; as a rule a decoding sequence gets a block once in many steps.
 void DeviceEngine::send_tables() {
     const DiStep& step = step_.view();
-    const int64_t width = std::max(blocks_, 1);
+    const int64_t width = this->width(blocks_);
     for (int32_t s = 0; s < step.seqs; ++s) {
         const DiSeq& seq = step.seq[s];
         const int64_t need = (seq.c + seq.rows + step.block_tokens - 1) / step.block_tokens;
+        if (need > width) {
+            fail(DI_OVER_LIMIT, "a sequence of %lld blocks, allowed %lld", (long long)need, (long long)width);
+        }
         int32_t* const row = tables_sent_ + s * width;
-        const size_t bytes = (size_t)std::min(need, width) * sizeof *row;
+        const size_t bytes = (size_t)need * sizeof *row;
         if (!std::memcmp(row, seq.blocks, bytes)) continue;
         std::memcpy(row, seq.blocks, bytes);
         device_->copy_in(tables_ + s * width * (int64_t)sizeof *row, row, (int64_t)bytes);

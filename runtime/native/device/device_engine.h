@@ -56,7 +56,8 @@ class DeviceEngine final : public DiEngine {
 
     void load(const std::string& lib_dir);
     void load_constants(const std::string& path);
-    int64_t scratch_bytes() const;
+    int64_t width(int32_t blocks) const;
+    int64_t scratch_bytes(int32_t blocks) const;
     int64_t table_bytes(int32_t blocks) const;
     Rows rows_of_step() const;
     void send(int32_t entry, const Places& places);

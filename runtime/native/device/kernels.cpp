@@ -8,6 +8,7 @@
 namespace {
 
 const int64_t FORMAT = 1;
+const int64_t ENTRIES = 4096;  // scratch for entries is made for multiples of so many
 const char COMMIT[] = "di_commit";
 
 struct Word {
@@ -91,6 +92,8 @@ DeviceKernel kernel(const std::string& symbol, const Json& j, const Table& table
     }
     k.scratch_fixed = j.at("scratch").at("fixed").integer();
     k.scratch_row = j.at("scratch").at("row").integer();
+    k.scratch_entry = j.at("scratch").at_or("entry", 0);
+    k.ratio = std::max<int64_t>(j.at("scratch").at_or("ratio", 1), 1);
     for (const Json& v : j.at("variants").items()) {
         Variant made{v.at("rows").integer(), {}};
         for (const Json& s : v.at("stages").items()) made.stages.push_back(stage(s));
@@ -107,6 +110,11 @@ DeviceKernel kernel(const std::string& symbol, const Json& j, const Table& table
 int64_t Stage::blocks(int64_t rows) const {
     if (fixed) return fixed;
     return std::min(rows * of, (rows * of + per - 1) / per + plus) * times;
+}
+
+int64_t DeviceKernel::scratch(int64_t rows, int64_t positions) const {
+    const int64_t entries = (positions / ratio + ENTRIES - 1) / ENTRIES * ENTRIES;
+    return (scratch_fixed + scratch_row * rows + scratch_entry * entries + 255) / 256 * 256;
 }
 
 const Variant& DeviceKernel::variant(int64_t rows) const {

@@ -42,10 +42,12 @@ struct DeviceKernel {
     std::string symbol;
     std::vector<Parameter> parameters;
     int64_t scratch_fixed, scratch_row;
+    int64_t scratch_entry, ratio;  // bytes for each cache entry that a sequence may have, positions of one
     std::vector<Variant> variants;
 
     const Variant& variant(int64_t rows) const;
-    int64_t scratch(int64_t rows) const { return (scratch_fixed + scratch_row * rows + 255) / 256 * 256; }
+    // Bytes of a launch for so many rows, where a sequence has at most so many positions.
+    int64_t scratch(int64_t rows, int64_t positions) const;
 };
 
 struct DeviceKernels {

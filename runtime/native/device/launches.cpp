@@ -127,7 +127,7 @@ uint64_t DeviceEngine::value(const Parameter& p, const ArgWord* args, const Work
         case SEQ_C: return integers(at.c);
         case SEQ_FLOOR: return integers(at.floor);
         case SEQ_BLOCKS: return (uint64_t)tables_;
-        case SEQ_WIDTH: return (uint64_t)std::max(blocks_, 1);
+        case SEQ_WIDTH: return (uint64_t)width(blocks_);
         case BLOCK_TOKENS: return (uint64_t)table_.block_tokens;
         case LOOKBACK_WIDTH: return (uint64_t)(table_.lookback + 1);
         case TOKEN_IDS: return integers(at.token_ids);
@@ -144,7 +144,7 @@ uint64_t DeviceEngine::value(const Parameter& p, const ArgWord* args, const Work
         }
         case PARAM_DATA: return (uint64_t)params_[(size_t)arg.index][0].data;
         case PARAM_SCALE: return (uint64_t)params_[(size_t)arg.index][0].scale;
-        case PIN: return (uint64_t)(step_.pin(arg.index) && pins_[(size_t)arg.index] ? pins_[(size_t)arg.index] : arena_);
+        case PIN: return (uint64_t)(pins_[(size_t)arg.index] ? pins_[(size_t)arg.index] : arena_);
         case PIN_GIVEN: return step_.pin(arg.index) && pins_[(size_t)arg.index];
         default: return state_value(p, arg.index, work);
     }
