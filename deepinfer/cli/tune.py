@@ -67,7 +67,7 @@ def main(target: str | None, model: str, out: Path | None, candidates: Path | No
         raise SpecError("kernels of this target have no schedules to measure", where="--target", found=choice.target,
                         allowed="sm100, sm90")
     show = Console(stderr=True)
-    specs = _contractions(model, choice.target, only)
+    specs = contractions(model, choice.target, only)
     file = candidates or out.with_suffix(".candidates.zip")  # type: ignore[union-attr]
     if times is None:
         _prepare(show, choice.target, specs, file, jobs or os.cpu_count() or 1)
@@ -77,7 +77,7 @@ def main(target: str | None, model: str, out: Path | None, candidates: Path | No
     _write(show, file, found, specs, out)
 
 
-def _contractions(model: str, target: str, only: str) -> dict[str, Any]:
+def contractions(model: str, target: str, only: str) -> dict[str, Any]:
     """Specs of the contractions of a model, by symbol."""
     driver: Any = importlib.import_module("deepinfer.codegen.compile")
     checkpoint = driver.open_checkpoint(model)

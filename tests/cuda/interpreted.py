@@ -1,7 +1,8 @@
 """Runs kernels in Triton's interpreter on the CPU, with casts and products that are right.
 
 The interpreter of Triton 3.9 truncates where it should round to bf16 and FP8, and multiplies bf16 matrices as integers.
-Both are replaced here; casts then agree with torch bit for bit.
+Both are replaced here; casts then agree with torch bit for bit, and products are added up in steps of 16 features like
+those of tensor cores, so that the order of sums shows, and the shapes of tiles do not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from deepinfer.backends.cuda_sm100.source import CudaSource, Variant
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 _TORCH = {"fp8e4nv": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+_STEP = 16  # features that an instruction sums at once
 
 
 @cache
@@ -56,7 +60,12 @@ def mend_interpreter() -> None:
                 return data
             return convert(h.data, h.dtype.scalar, tl.float32, None).view(np.float32)
 
-        return it.TensorHandle(np.matmul(up(a), up(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        if d.data.dtype != np.float32:
+            return it.TensorHandle(np.matmul(up(a), up(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        x, y, total = up(a).astype(np.float64), up(b).astype(np.float64), d.data
+        for k in range(0, x.shape[-1], _STEP):
+            total = (total + x[..., k: k + _STEP] @ y[..., k: k + _STEP, :]).astype(np.float32)
+        return it.TensorHandle(total, d.dtype.scalar)
 
     def multiply(self: Any, a: Any, b: Any) -> Any:
         if a.dtype.scalar != tl.bfloat16:

@@ -170,11 +170,12 @@ def fits_wide_tile(anchors: int, ops: Sequence[TileOp]) -> bool:
 
 
 def depth(k: int, weights: Sequence[Weight], kinds: Kinds, most: int = 64) -> int:
-    """Elements of K that a step of the loop takes: whole blocks of scales, and no less than 64 for the sake of more."""
+    """Elements of K that a step of the loop takes: whole blocks of scales, and no less than 64 for the sake of more.
+    Where a step makes several products, one for all schedules: sums would depend on it."""
     if not kinds.exact:
         return 32 if k >= 32 else 16
     least = max([16, *(w.block[1] for w in weights)])
     usual = max(least, min(64, 1 << (k - 1).bit_length()))
-    while usual < most and k % (2 * usual) == 0:
+    while usual < most and not kinds.thirds and k % (2 * usual) == 0:
         usual *= 2
     return usual

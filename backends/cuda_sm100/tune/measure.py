@@ -159,7 +159,7 @@ def picks(kernel: dict[str, Any], rows: int, seed: int, skew: bool) -> np.ndarra
 
 def weight_bytes(kernel: dict[str, Any]) -> dict[str, int]:
     need: dict[str, int] = {}
-    for _, _, where in kernel["parameters"]:
+    for _, _, where in kernel["choices"][0]["parameters"]:
         if where[0] == "param":
             kind, size = area(kernel["operands"][where[1]], where[2])
             need[kind] = need.get(kind, 0) + -(-size // 256) * 256
@@ -172,6 +172,12 @@ def floor_bytes(kernel: dict[str, Any], rows: int, skew: bool) -> int:
     values: int = sum(rows * math.prod(o["dims"]) * (4 if o["dtype"] in ("f32", "i32") else 2)
                       for o in kernel["operands"] if o["role"] == "value")
     return int(sum(weight_bytes(kernel).values()) * share + values)
+
+
+def flops(kernel: dict[str, Any], rows: int) -> int:
+    """Multiply-adds, two each: with every weight, or every one of a picked expert."""
+    weights = sum(math.prod(o["dims"][-2:]) for o in kernel["operands"] if o["role"] == "param")
+    return 2 * rows * weights * kernel["slots"]
 
 
 def time_kernel(driver: Driver, pools: Pools, blob: bytes, kernel: dict[str, Any], rows: int, skew: bool,
@@ -188,7 +194,7 @@ def time_kernel(driver: Driver, pools: Pools, blob: bytes, kernel: dict[str, Any
     if kernel["experts"]:
         for s in sets:
             pools.taken = {}
-            s.values(kernel["parameters"], 0)
+            s.values(kernel["choices"][0]["parameters"], 0)
     out = []
     scratch = driver.alloc(max(c["scratch"][0] + c["scratch"][1] * rows for c in choices) + 256)
     for choice in choices:

@@ -1,0 +1,95 @@
+"""Contractions of a real config on one H200, each beside its floor and the best public kernel on the same shapes.
+
+    python tests/bench/bench_h200.py prepare CUBINS.zip    # without a GPU: compiles the schedules of the database
+    python tests/bench/bench_h200.py run CUBINS.zip OUT.json    # on the device: numpy and the driver alone, a minute
+    python tests/bench/bench_h200.py show OUT.json
+
+Times are microseconds a launch: median of graph replays over copies of the weights, the cache filled with other bytes
+before each. The floor is bytes at 4.29 TB/s or multiply-adds at 795 TFLOP/s of bf16, whichever is larger, with each
+input and output once. Bars: the best public kernel that runs in the checkpoint's exact formats; for dense FP8 the best
+one at all, whose weights are quantised anew (h200_bars.json says which).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CONFIG = ROOT / "tests" / "golden" / "configs" / "DeepSeek-V4.1-Flash"
+ROWS = (1, 8, 64, 256, 1024, 4096)
+_RATE, _BF16 = 4.29e12, 795e12
+
+
+def prepare(out: Path) -> None:
+    """Compiles every contraction that has a bar, at the schedules that an engine takes."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from deepinfer.backends.cuda_sm100.schedule import default_schedule
+    from deepinfer.backends.cuda_sm100.target import ARCHS
+    from deepinfer.backends.cuda_sm100.toolchain import Toolchain
+    from deepinfer.backends.cuda_sm100.tune.database import database_for, installed_triton, shapes
+    from deepinfer.backends.cuda_sm100.tune.prepare import Bundle, emit
+    from deepinfer.cli.tune import contractions
+
+    bundle, database = Bundle("sm90"), database_for("sm90")
+    specs = [s for s in contractions(str(CONFIG), "sm90", "").values() if shapes(s) in bars()]
+    with Toolchain(ARCHS["sm90"], 2) as tools, ThreadPoolExecutor(2) as pool:
+        for spec in specs:
+            schedule = (database.schedule(spec, installed_triton()) if database else None) or default_schedule(spec)
+            source = emit(spec, schedule)
+            taken: dict[int, list[tuple[int, bool]]] = {}
+            for n in ROWS:
+                v = next(i for i, x in enumerate(source.variants) if not x.rows or n <= x.rows)
+                taken.setdefault(v, []).extend((n, skew) for skew in (False, True) if f"{n}" + " skewed" * skew
+                                               in bars()[shapes(spec)]["us"])
+            for v, cases in taken.items():
+                stages = source.variants[v].stages
+                made = list(zip(stages, pool.map(lambda s, source=source: tools.stage(source, s), stages), strict=True))
+                bundle.add(spec, schedule, schedule.tiles[v], source, made, cases)
+            bundle.kernels[spec.symbol]["shapes"] = shapes(spec)
+            print(spec.symbol, flush=True)
+    print(bundle.write(out), "choices")
+
+
+def bars() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "h200_bars.json").read_text(encoding="utf-8"))
+    return found["bars"]
+
+
+def run(bundle: Path, out: Path) -> None:
+    import zipfile
+
+    sys.path.insert(0, str(ROOT / "backends" / "cuda_sm100" / "tune"))
+    import measure
+
+    result = measure.measure(bundle, lambda text: print(text, file=sys.stderr, flush=True))
+    with zipfile.ZipFile(bundle) as z:
+        kernels = json.loads(z.read("choices.json"))["kernels"]
+    for t in result["times"]:
+        kernel = kernels[t["symbol"]]
+        t["shapes"], t["flops"] = kernel["shapes"], measure.flops(kernel, t["rows"])
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    show(out)
+
+
+def show(file: Path) -> None:
+    """A table: rows that are below their bar are marked."""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    below = count = 0
+    print(f"{result['device']}, driver {result['driver']}")
+    for t in result["times"]:
+        us, bar = min(t["us"]), bars()[t["shapes"]]["us"].get(f"{t['rows']}{' skewed' if t['skew'] else ''}")
+        floor = max(t["floor_bytes"] / _RATE, t["flops"] / _BF16) * 1e6
+        count, below = count + (bar is not None), below + (bar is not None and us < bar)
+        name, skewed = bars()[t["shapes"]]["name"], " skewed" if t["skew"] else ""
+        print(f"{name:24} {t['rows']:5}{skewed:7} {us:9.1f} us  floor {floor:8.1f} ({floor / us:4.0%})"
+              f"  bar {bar or 0:8.1f} {'below' if bar and us < bar else ''}")
+    print(f"{below} of {count} below their bar")
+
+
+if __name__ == "__main__":
+    {"prepare": prepare, "run": run, "show": show}[sys.argv[1]](*map(Path, sys.argv[2:]))
