@@ -149,6 +149,7 @@ class Clock:
         self.log: list[Replayed] = []
         self._given_up = 0  # entries of the log that speak of memory which is gone
         self.windowed = False  # after a hit, until the next prompt: windows in front of its first row are there
+        self.whole = False  # the same of the windows of kept rows
 
     def move(self, table: ClockTable | None = None, at: int = 0) -> None:
         """The numbers lie in row ``at`` of ``table`` from now on; None: in a table of the clock's own."""
@@ -212,10 +213,12 @@ class Clock:
         self.t += ids
         self.prompt_end = self.t
         self.first_kept = self.row if replay.keep is None else max(self.row, self.t - replay.keep)
-        if self.first_kept > (0 if self.windowed else self.row):
+        if self.whole and self.first_kept == self.row:
+            self.start_kept = 0
+        elif self.first_kept > (0 if self.windowed else self.row):
             self.start_kept = self.first_kept
             self.log.append(Replayed(KEPT, self.first_kept))
-        self.windowed = False
+        self.windowed = self.whole = False
 
     # ---- steps of this sequence alone -------------------------------------------------------------------------------
     def part(self, rows: int, wanted: int) -> Part:
@@ -290,18 +293,19 @@ class Clock:
                                allowed=f"0..{self.n}" + (f" in steps of {unit}" if unit > 1 else ""))
         self._hit(floor, rerun)
 
-    def adopt_prefix(self, floor: int, start: int, *, windows: bool, log: Iterable[Replayed] = ()) -> None:
+    def adopt_prefix(self, floor: int, start: int, *, windows: bool, whole: bool = False,
+                     log: Iterable[Replayed] = ()) -> None:
         """A hit on rows of other sequences: an empty one adopts the entries of positions below ``floor``.
 
         The next prompt runs the rows from ``start`` on, those below ``floor`` without writing entries. ``windows``: the
-        window rows in front of ``start`` are in its rings; else its windows begin there. ``log``: what was replayed
-        when the adopted entries were written.
+        window rows in front of ``start`` are in its rings; else its windows begin there. ``whole``: those of kept rows
+        too, from a run that kept all. ``log``: what was replayed when the adopted entries were written.
         """
         self._need(self.t == self.w == 0 and not self.adopted and 0 <= start <= floor and floor > 0
                    and floor % self.plan.block_tokens == 0, "adopt_prefix")
         self._hit(floor, floor - start)
         self.pub = floor // self.plan.block_tokens
-        self.windowed = windows
+        self.windowed, self.whole = windows, whole
         self.log += log
 
     def _hit(self, floor: int, rerun: int | None) -> None:
@@ -319,7 +323,7 @@ class Clock:
         self._need(not self.verifying, "reset")
         self._table.data[:, self._at] = 0
         self.hit = NO_HIT
-        self.windowed = False
+        self.windowed = self.whole = False
         self._given_up = len(self.log)
 
     @property

@@ -123,7 +123,8 @@ class EngineCore:
 
     # ---- requests -------------------------------------------------------------------------------------------------
     def make(self, request_id: str, prompt_ids: TokenSeries, params: SamplingParams, *, prompt: str | None = None,
-             priority: int = 0, stream: bool = False, where: str = "prompt") -> Request:
+             priority: int = 0, stream: bool = False, where: str = "prompt",
+             images: Iterable[tuple[int, bytes]] = ()) -> Request:
         """A checked request that is not queued yet; RequestError in one sentence when it cannot be served.
 
         A new form of the answer is compiled here, in the caller's thread (`GrammarCompiler.submit` does it before)."""
@@ -153,7 +154,7 @@ class EngineCore:
                        deadline=None if params.deadline is None else now + params.deadline,
                        vocabulary=plan.vocab_size,
                        prompt_logprobs=None if params.prompt_logprobs is None else [None], grammar=grammar,
-                       prompt_array=array)
+                       prompt_array=array, images=tuple(images))
 
     def add(self, request: Request) -> None:
         """Queue a request."""

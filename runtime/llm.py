@@ -336,7 +336,7 @@ def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
             raise PlanError("there cannot be less than none", where="prefix_snapshots", found=asked, allowed=">= 0",
                             next_step="0 keeps no windows: rows in front of every hit run again")
         return asked
-    return min(4 * slots, int(available_memory() * _SNAPSHOT_SHARE) // max(1, plan.resume_bytes))
+    return min(4 * slots, int(available_memory() * _SNAPSHOT_SHARE) // max(1, plan.snapshot_bytes))
 
 
 def _store(package: Package, engine: Engine,

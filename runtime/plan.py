@@ -48,6 +48,12 @@ class StatePlan:
     resume: int = 0
 
     @property
+    def snapshot(self) -> int:
+        """Rows of a ring before the edge of a block that a window snapshot in memory holds. Of rings that only kept
+        rows extend they are valid where every row so far was kept; then nothing has to fill them again."""
+        return self.resume if self.axis == "T" else self.reach
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of one slot (ring) or one block (paged)."""
         return self.rows * self.record_bytes
@@ -139,6 +145,11 @@ class EnginePlan:
     def resume_bytes(self) -> int:
         """Bytes of a window snapshot at the edge of a block."""
         return sum(s.resume * s.record_bytes for s in self.rings)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The same with the rings that only kept rows extend: what a snapshot takes in memory."""
+        return sum(s.snapshot * s.record_bytes for s in self.rings)
 
     @property
     def rewind_rows(self) -> int:

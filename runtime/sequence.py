@@ -198,6 +198,8 @@ class Request:
     in ``updates``; otherwise there is one result at the end. ``turn``: arrival, made later or earlier by priority;
     smaller goes first. ``deadline``: time at which the request ends, finished or not. ``grammar``: form of the answers.
     ``prompt_array``: ``prompt_ids`` once more, [p] i64.
+    ``images``: position of the first of an image's ids, and a digest of its content; equal ids of other images are
+    another prefix.
     """
 
     request_id: str
@@ -217,6 +219,7 @@ class Request:
     stream: bool = False
     updates: deque[RequestOutput] = field(default_factory=deque)
     grammar: Grammar | None = None
+    images: tuple[tuple[int, bytes], ...] = ()
     prompt_array: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property

@@ -92,7 +92,7 @@ class PrefixLoop:
               logprobs: bool = False) -> Turn:
         """Admit a request; NoRoom when there are too few blocks."""
         params = SimpleNamespace(replay=replay, cache_salt=salt)
-        request = SimpleNamespace(params=params, prompt_logprobs=[None] if logprobs else None, sequences=[],
+        request = SimpleNamespace(params=params, prompt_logprobs=[None] if logprobs else None, sequences=[], images=(),
                                   prompt_ids=list(prompt), order=0, to_fork=0)
         turn = Turn(request, Clock(self.plan), list(prompt))
         request.sequences.append(turn)

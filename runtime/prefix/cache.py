@@ -24,7 +24,7 @@ from deepinfer.runtime import events
 from deepinfer.runtime.clock import STEP, Clock, Replayed
 from deepinfer.runtime.memory import Use
 from deepinfer.runtime.plan import EnginePlan
-from deepinfer.runtime.prefix.chain import BlockChain
+from deepinfer.runtime.prefix.chain import BlockChain, digest
 from deepinfer.runtime.prefix.counters import PrefixCounters
 from deepinfer.runtime.prefix.interface import MISS, PENDING, Hit
 from deepinfer.runtime.prefix.link import TierLink, stored_key
@@ -137,7 +137,8 @@ class MemoryCache:
             if serving and self.window_link.pending(s, serving, alone=patient):
                 return PENDING
         edges = [self._end(node) for node in nodes if node.windows != NO_WINDOWS]
-        road = choose(self.plan, len(ids), len(nodes), edges, replay, exact)
+        whole = [self._end(node) for node in nodes if node.windows != NO_WINDOWS and self.windows.whole(node.windows)]
+        road = choose(self.plan, len(ids), len(nodes), edges, replay, exact, whole)
         self._watch(s, len(nodes), road)
         if road is None:
             return MISS
@@ -176,8 +177,15 @@ class MemoryCache:
                 chain = self._chains[first].fork()
                 chain.truncate(len(s.request.prompt_ids) // self.plan.block_tokens)
             self._chains[s] = chain
-        chain.extend(ids)
+        chain.extend(ids, self._image_digests(s))
         return chain
+
+    def _image_digests(self, s: Sequence) -> dict[int, bytes]:
+        """By index of the block that an image begins in; what follows hangs on that block's key."""
+        begun: dict[int, list[bytes]] = {}
+        for position, content in s.request.images:
+            begun.setdefault(position // self.plan.block_tokens, []).append(b"%d:" % position + content)
+        return {block: digest(*found) for block, found in begun.items()}
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
         """See ``PrefixCache``: a chunk ends where a snapshot is due, and the next one waits until it is taken."""
@@ -201,7 +209,8 @@ class MemoryCache:
         if road.windows:
             node = nodes[road.start // self.plan.block_tokens - 1]
             self.windows.restore(node.windows, s.holding.slot, road.start)
-        s.clock.adopt_prefix(road.floor, road.start, windows=road.windows, log=nodes[-1].history)
+        s.clock.adopt_prefix(road.floor, road.start, windows=road.windows, whole=road.whole,
+                             log=nodes[-1].history)
         exact = road.floor - road.start >= self.plan.exact_rerun
         self.counters.hit(road, road.windows or exact)
 
@@ -287,10 +296,12 @@ class MemoryCache:
             node = node.parent
         if node is None or not node.alive or self._end(node) != at:
             return
-        if node.windows != NO_WINDOWS:
+        whole = node.exact and self._kept_all(clock, at)
+        if node.windows != NO_WINDOWS and self.windows.whole(node.windows) >= whole:
             self.windows.touch(node.windows)
             return
-        node.windows, lost = self.windows.take(node, s.holding.slot, at)
+        self._forget_windows(node)
+        node.windows, lost = self.windows.take(node, s.holding.slot, at, whole)
         if lost is not None:
             lost.windows = NO_WINDOWS
         self.counters.snapshots.add()
@@ -300,6 +311,12 @@ class MemoryCache:
             p.ends.append(node)
             if len(p.ends) > _ENDS:
                 self._forget_windows(p.ends.popleft())
+
+    def _kept_all(self, clock: Clock, at: int) -> bool:
+        """Whether the windows of kept rows in front of ``at`` are those of a run that keeps every row: it did, or it
+        began so far in front that nothing of that is left."""
+        start = clock.start_kept
+        return start == 0 or at - self.windows.kept_reach - start >= self.plan.exact_keep
 
     def _end(self, node: Node) -> int:
         return (node.number + 1) * self.plan.block_tokens

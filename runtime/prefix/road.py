@@ -12,12 +12,14 @@ from deepinfer.runtime.plan import EXACT, OFF, EnginePlan, Replay, ReplayOption
 class Road:
     """Entries below ``floor`` are adopted and rows from ``start`` on run, those below ``floor`` write none.
 
-    ``windows``: a snapshot at ``start`` fills the rings; otherwise the windows begin at ``start``.
+    ``windows``: a snapshot at ``start`` fills the rings; otherwise the windows begin at ``start``. ``whole``: it fills
+    those of kept rows too.
     """
 
     floor: int
     start: int
     windows: bool
+    whole: bool = False
 
 
 def must_be_exact(plan: EnginePlan, option: ReplayOption) -> bool:
@@ -43,16 +45,19 @@ def kept_rows(plan: EnginePlan, replay: Replay, exact: bool, wanted: int = 1) ->
     return least if replay.keep is None or exact else replay.keep
 
 
-def choose(plan: EnginePlan, known: int, blocks: int, edges: Sequence[int], replay: Replay, exact: bool) -> Road | None:
+def choose(plan: EnginePlan, known: int, blocks: int, edges: Sequence[int], replay: Replay, exact: bool,
+           whole: Sequence[int] = ()) -> Road | None:
     """The road of a request with ``known`` ids of which ``blocks`` leading blocks are cached; None: a cold run.
 
     Args:
-        edges: rising positions with a window snapshot, at the ends of those blocks.
+        edges: rising positions with a window snapshot, at the ends of those blocks. ``whole``: those of them with a
+            snapshot of all rings.
         replay: from ``replay_of``. ``exact``: from ``must_be_exact``.
 
     With windows, rows in front of the hit run again exactly, as many blocks as the kept rows reach back; the start of
     the text needs none. Without, ``rerun`` rows in front of it do. A snapshot further back is taken when that is no
-    dearer. A hit that saves no row is none: then the cold run is as cheap, and exact.
+    dearer. A hit that saves no row is none: then the cold run is as cheap, and exact. Behind a whole snapshot nothing
+    has to run but what is new.
     """
     block = plan.block_tokens
     floor = block * min(blocks, (known - 1) // block)
@@ -64,6 +69,9 @@ def choose(plan: EnginePlan, known: int, blocks: int, edges: Sequence[int], repl
     bare = max(0, min(floor - replay.rerun, known - max(replay.depth, keep)))
     near = windowed >= limit // block * block
     road = Road(floor, windowed, True) if near or windowed >= bare else Road(floor, bare, False)
+    best = max((at for at in whole if at <= floor), default=0)
+    if best >= road.start:
+        road = Road(floor, best, True, True)
     return road if road.start > 0 else None
 
 

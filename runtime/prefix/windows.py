@@ -18,15 +18,19 @@ State = Callable[[str, int], NDArray[np.uint8]]
 class WindowPool:
     """``units`` snapshots, all memory taken at the start; the least recently used one gives way.
 
-    A snapshot at position p holds rows p - resume .. p - 1 of every ring that new rows read, by position and not by
-    ring slot. Rings that only kept rows extend are no part of it: the end of a prompt fills them again.
-
+    A snapshot at position p holds rows p - k .. p - 1 of every ring that new rows read (k: ``StatePlan.snapshot``), by
+    position and not by ring slot. A *whole* one also holds those of the rings that only kept rows extend, which the end
+    of a prompt fills again otherwise.
     """
 
     def __init__(self, plan: EnginePlan, units: int) -> None:
         self.rings = [s for s in plan.rings if s.resume]
+        self.kept_rings = [s for s in plan.rings if s.snapshot and not s.resume]
+        self.kept_reach = max((s.snapshot for s in self.kept_rings), default=0)
         self.units = units
-        self._data = {s.name: np.zeros((units, s.resume, s.record_bytes), np.uint8) for s in self.rings}
+        self._data = {s.name: np.zeros((units, s.snapshot, s.record_bytes), np.uint8)
+                      for s in (*self.rings, *self.kept_rings)}
+        self._whole = np.zeros(units, bool)
         self._free = list(range(units - 1, -1, -1))
         self._owners: OrderedDict[int, Any] = OrderedDict()
 
@@ -47,18 +51,27 @@ class WindowPool:
     @property
     def slack(self) -> int:
         """Rows that may have been written behind a position and still leave its window rows in the rings."""
-        return min((s.rows - s.resume for s in self.rings), default=0)
+        return min((s.rows - s.snapshot for s in (*self.rings, *self.kept_rings)), default=0)
 
-    def take(self, owner: Any, slot: int, at: int) -> tuple[int, Any]:
-        """Copy the window rows in front of position ``at`` from a ring slot that no step in flight touches.
+    def take(self, owner: Any, slot: int, at: int, whole: bool = False) -> tuple[int, Any]:
+        """Copy the window rows in front of position ``at`` from a ring slot that no step in flight touches. ``whole``:
+        those of kept rows are those of a run that keeps every row.
 
         Returns: the snapshot's number, and the owner whose snapshot gave way, if one did.
         """
         number, lost = self._number(owner)
-        for s in self.rings:
+        self._whole[number] = whole
+        for s in self._part(number):
             rows = _rows(s, at)
-            self._data[s.name][number, s.resume - len(rows):] = self._ring(s, slot)[rows % s.rows]
+            self._data[s.name][number, s.snapshot - len(rows):] = self._ring(s, slot)[rows % s.rows]
         return number, lost
+
+    def whole(self, number: int) -> bool:
+        """Whether a snapshot fills all rings."""
+        return bool(self._whole[number])
+
+    def _part(self, number: int) -> list[StatePlan]:
+        return [*self.rings, *self.kept_rings] if self._whole[number] else self.rings
 
     def _number(self, owner: Any) -> tuple[int, Any]:
         lost = None
@@ -70,12 +83,13 @@ class WindowPool:
         return number, lost
 
     def payload(self, number: int) -> NDArray[np.uint8]:
-        """A copy of a snapshot as one piece, ring after ring."""
+        """A copy of a snapshot as one piece, ring after ring, without those of kept rows."""
         return np.concatenate([self._data[s.name][number].reshape(-1) for s in self.rings])
 
     def put(self, owner: Any, payload: NDArray[np.uint8]) -> tuple[int, Any]:
         """A snapshot that was ``payload`` once; returns what ``take`` does."""
         number, lost = self._number(owner)
+        self._whole[number] = not self.kept_rings
         first = 0
         for s in self.rings:
             size = s.resume * s.record_bytes
@@ -86,9 +100,9 @@ class WindowPool:
     def restore(self, number: int, slot: int, at: int) -> None:
         """Write a snapshot at position ``at`` into the rings of a slot."""
         self.touch(number)
-        for s in self.rings:
+        for s in self._part(number):
             rows = _rows(s, at)
-            self._ring(s, slot)[rows % s.rows] = self._data[s.name][number, s.resume - len(rows):]
+            self._ring(s, slot)[rows % s.rows] = self._data[s.name][number, s.snapshot - len(rows):]
 
     def touch(self, number: int) -> None:
         """It was used just now."""
@@ -110,4 +124,4 @@ class WindowPool:
 
 
 def _rows(s: StatePlan, at: int) -> NDArray[np.int64]:
-    return np.arange(max(0, at - s.resume), at)
+    return np.arange(max(0, at - s.snapshot), at)
