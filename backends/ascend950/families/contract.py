@@ -129,8 +129,11 @@ def columns_of(n: int, wide: int) -> int:
 
 @dataclass
 class Room:
-    """An operand of an epilogue on a tile: rows in UB. ``how``: ``full`` (columns of each input), ``row`` (columns
-    that the inputs of a row share), ``input`` (one element each), ``column`` (columns that all share)."""
+    """An operand of an epilogue on a tile: rows in UB.
+
+    ``how``: ``full`` (columns of each input), ``row`` (columns that the inputs of a row share), ``input`` (one element
+    each), ``column`` (columns that all share).
+    """
 
     name: str
     kind: str

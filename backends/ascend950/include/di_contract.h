@@ -121,6 +121,12 @@ DI_INLINE void di_result(__ubuf__ float* to, __cc__ float* from, uint32_t n, uin
     asc_copy_l0c2ub(to, from, n, m, wide, padded, 0, second, 0, 0, NoQuant, 0, false, true, 0, 0, false, 0, false, false,
                     false, false);
 }
+// The same with rows halved over both.
+DI_INLINE void di_result_rows(__ubuf__ float* to, __cc__ float* from, uint32_t n, uint32_t m, uint32_t wide,
+                              uint32_t padded) {
+    asc_copy_l0c2ub(to, from, n, m, wide, padded, 1, false, 0, 0, NoQuant, 0, false, true, 0, 0, false, 0, false, false,
+                    false, false);
+}
 // Signals to both vector cores, and from both.
 DI_INLINE void di_tell_vectors(pipe_t pipe, int id) {
     asc_sync_intra_arrive(pipe, id);
