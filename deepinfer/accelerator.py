@@ -40,13 +40,15 @@ class Choice:
 @dataclass(frozen=True)
 class Backend:
     """What a package under `deepinfer.backends` announces: the targets it serves, whether it compiles for them
-    (`built`), those whose engines do not run yet, and the kind of runner that its engines hold."""
+    (`built`), those whose engines do not run yet, the kind of runner that its engines hold, and the variable that
+    has them run on a stand-in for their device."""
 
     name: str
     targets: tuple[str, ...]
     built: bool
     compiled_only: tuple[str, ...] = ()
     runner: str = "host"
+    stand_in: str = ""
 
 
 def backends() -> list[Backend]:
@@ -62,7 +64,7 @@ def backends() -> list[Backend]:
         if not isinstance(getattr(module, "BUILT", None), bool):
             raise InternalError(f"backends/{entry.name}/__init__.py defines TARGETS but no BUILT: bool")
         found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT, getattr(module, "COMPILED_ONLY", ()),
-                             getattr(module, "RUNNER", "host")))
+                             getattr(module, "RUNNER", "host"), getattr(module, "STAND_IN", "")))
     return sorted(found, key=lambda backend: backend.name)
 
 

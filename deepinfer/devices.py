@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
+import os
 from dataclasses import dataclass
+
+from deepinfer.errors import DeepInferError
 
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
@@ -61,7 +65,13 @@ def nvidia_device() -> NvidiaDevice:
 
 @functools.cache
 def ascend_device() -> AscendDevice:
-    """The SoC name of the first Ascend device, from CANN's `libascendcl.so`."""
+    """The SoC name of the first Ascend device, from CANN's `libascendcl.so`, or from the CPU twin's where
+    `DEEPINFER_ASCEND_TWIN` asks for it."""
+    if os.environ.get("DEEPINFER_ASCEND_TWIN", "") not in ("", "0"):
+        try:
+            importlib.import_module("deepinfer.backends.ascend950.twin.device").use_twin()
+        except DeepInferError as error:
+            return AscendDevice(None, f"the CPU twin cannot be built: {error}")
     try:
         acl = ctypes.CDLL("libascendcl.so")
     except OSError:

@@ -77,7 +77,8 @@ def _nvidia_misses() -> list[Miss]:
 def _ascend_misses() -> list[Miss]:
     found = []
     if shutil.which("bisheng") is None:
-        sentence = "bisheng is not on PATH, so kernels stay sources; install CANN, source its set_env.sh"
+        sentence = ("bisheng is not on PATH, so kernels stay sources that run on the CPU twin only "
+                    "(DEEPINFER_ASCEND_TWIN=1); install CANN, source its set_env.sh")
         found.append(Miss(sentence, needed=False))
     device = ascend_device()
     if device.soc is None:

@@ -3,3 +3,4 @@
 TARGETS = ("ascend950",)
 BUILT = False
 RUNNER = "ascend"
+STAND_IN = "DEEPINFER_ASCEND_TWIN"  # set, engines run on the CPU twin

@@ -39,7 +39,7 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
                       progress=lambda symbol: progress(symbol) if progress is not None and symbol in asked else None)
     packed = _pack(store, target, kernels, twin.files[LIBRARY], compiled=False)
     hits = int(twin.hit) + int(packed.hit)
-    return Binary(packed.files, {"g++": TwinBuild(store).version}, hits, 2 - hits, isa, (ARCH,))
+    return Binary(packed.files, {"g++": TwinBuild(store).version}, hits, 2 - hits, isa, (ARCH,), compiled=False)
 
 
 def _pack(store: Cache, target: str, kernels: Sequence[AscendSource], binary: Path, *, compiled: bool) -> Entry:

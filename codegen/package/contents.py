@@ -45,7 +45,8 @@ class EngineContents:
         return {
             "version": deepinfer.__version__, "runner_abi": runner_abi(), "target": plan.target,
             "machine": platform.machine(), "command": _command(model, plan.target, hub, self.binary.isa),
-            "isa": self.binary.isa, "instruction_sets": list(self.binary.instruction_sets),
+            "compiled": self.binary.compiled, "isa": self.binary.isa,
+            "instruction_sets": list(self.binary.instruction_sets),
             "compilers": {**self.binary.compilers, "runner": runner_compiler},
             "model": _model(model, plan.graphs) | {"hub_id": hub, "revision": self.checkpoint.revision},
             "options": model.options.as_dict(),

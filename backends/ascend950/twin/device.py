@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from deepinfer.codegen.cache import Cache, Entry, file_digest
 from deepinfer.machine import cxx_compiler
 from deepinfer.runtime.native.build import compiler_name, run_compiler
 
-VARIABLE = "DEEPINFER_ASCEND_TWIN"
 LIBRARY = "libascendcl.so"
 _HERE = Path(__file__).resolve().parent / "acl"
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-s",
@@ -38,7 +36,3 @@ def use_twin() -> ctypes.CDLL:
     afterwards gets it, so it has to be called before an engine or a look for devices does."""
     return ctypes.CDLL(str(build_runtime().files[LIBRARY]), mode=ctypes.RTLD_GLOBAL)
 
-
-def twin_wanted() -> bool:
-    """Whether the user asked for the twin in place of a device."""
-    return os.environ.get(VARIABLE, "") not in ("", "0")
