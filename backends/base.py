@@ -81,7 +81,7 @@ class Source:
 @dataclass(frozen=True)
 class Binary:
     """Compiled kernels of an engine: files to put into ``lib/``, and what made them. ``isa``: as asked for;
-    ``instruction_sets``: what that came to."""
+    ``instruction_sets``: what that came to; ``compiled``: for the target, else for its stand-in on this machine."""
 
     files: dict[str, Path]
     compilers: dict[str, str]
@@ -89,6 +89,7 @@ class Binary:
     cache_misses: int
     isa: str = ALL
     instruction_sets: tuple[str, ...] = ()
+    compiled: bool = True
 
 
 class Backend(Protocol):
