@@ -130,8 +130,10 @@ def test_a_smaller_priority_goes_first(shared: Running) -> None:
     threads = []
     for name, priority in (("held", 0), ("late", 0), ("later", 0), ("latest", 0), ("urgent", -5)):
         script = "held" if name == "held" else "stops"
-        threads.append(threading.Thread(target=shared.chat, args=(script,), kwargs={
-            "priority": priority, "user": name, **CHAT_MODE}))
+        body: Any = {"model": MODEL, "messages": [{"role": "user", "content": f"say:{script}"}],
+                     "priority": priority, **CHAT_MODE}
+        threads.append(threading.Thread(target=shared.post, args=("/v1/chat/completions", body),
+                                        kwargs={"X-Request-Id": name}))
         threads[-1].start()
         shared.wait_for(lambda: shared.load()["open"] == len(threads), f"{name} to be queued")
     shared.hold.unlink()
@@ -139,9 +141,9 @@ def test_a_smaller_priority_goes_first(shared: Running) -> None:
         t.join(PATIENCE)
     shared.wait_for(lambda: len(ended(shared)) == finished + len(threads), "the log lines")
     order = ended(shared)[finished:]
-    first = min(order)
-    urgent, latest = order.index(first + 4), order.index(first + 3)
-    assert urgent < latest, order
+    lines = {name: shared.wait_for(lambda n=name: shared.event("request", id=n), "the log line")
+             for name in ("urgent", "latest")}
+    assert order.index(lines["urgent"]["engine_request"]) < order.index(lines["latest"]["engine_request"]), order
 
 
 def test_the_summary_line_tells_the_hit_rate(shared: Running) -> None:
