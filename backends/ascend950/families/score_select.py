@@ -1,107 +1,136 @@
 """Index scores of cache entries and the top-k selections made of them.
 
-A vector core takes a row: entries come in tiles of 64, are decoded and scored with a key in each lane, and join the
-best so far a span at a time. What is kept does not grow with the context.
+The vector cores decode 64 entries at a time, the cube core multiplies them with the queries, one vector core weighs the
+products and keeps the best so far: memory does not grow with the context.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.backends.ascend950.memory import Memory, padded, single
-from deepinfer.backends.ascend950.signature import BYTES, Signature
-from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage, render
-from deepinfer.backends.ascend950.target import LANES
+from deepinfer.backends.ascend950.families.attend import KEYS, MINE, Rows, slots_of
+from deepinfer.backends.ascend950.families.contract import places
+from deepinfer.backends.ascend950.memory import Memory, padded
+from deepinfer.backends.ascend950.signature import Signature
+from deepinfer.backends.ascend950.source import MIX, AscendSource, Grid, Stage, render
 from deepinfer.backends.ascend950.tile.special import FORMATS
-from deepinfer.backends.cpu.storage import record_parts
-from deepinfer.codegen.kernels.spec import KernelSpec, Operand
-from deepinfer.errors import InternalError, PlanError
+from deepinfer.backends.cpu.storage import stored
+from deepinfer.codegen.kernels.spec import KernelSpec
+from deepinfer.errors import InternalError
 
-SPAN = 512  # entries between two selections
+PIECE = 4096  # entries whose scores are held at a time
 
 
 def emit(spec: KernelSpec) -> AscendSource:
-    """One item is one row of queries."""
-    signature, memory = Signature(spec), Memory("UB", spec.title)
+    signature = Signature(spec)
     if spec.get("rounds") not in ("", "bf16"):
         raise InternalError(f"scores are held in bf16 or f32, not {spec.get('rounds')}")
     q, keys, w = (spec.get(x) for x in ("q", "keys", "w"))
     heads, d = spec.operands[q].dims
-    signature.axis("seq"), signature.axis("pos"), signature.step("block_tokens")
-    key = _key(spec.operands[keys], d, memory)
-    rows = {"q": _row(signature, memory, "q", q), "w": _row(signature, memory, "w", w)}
-    memory.new("turned", d * LANES * 4)
-    memory.new("span keys", SPAN * 4), memory.new("span numbers", SPAN * 4)
-    memory.new("least", LANES * 4), memory.new("most", LANES * 4)
-    selections = [_selection(signature, memory, n, dict(s)) for n, s in enumerate(spec.get("selections"))]
-    passes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    signature.axis("seq"), signature.axis("pos")
+    exact = all(stored(spec.operands[i].type).name == "bf16" for i in (q, keys))
+    size = 2 if exact else 4
+    rows, wide = padded(heads, 32), padded(d, 64)
+    selections = [_selection(signature, n, dict(s)) for n, s in enumerate(spec.get("selections"))]
+    passes = _passes(selections)
+    pitch = _rows(signature, keys, d, passes)
+    memories = _memories(spec, passes, selections, size, rows, wide, pitch)
+    for m in memories:
+        m.place()
+    at: dict[str, Any] = {}
+    for m in memories:
+        at |= places(m)
+    kinds = {i: signature.element(i) for i in (q, w)}
+    return render(spec, signature, [Stage(spec.symbol, MIX, Grid())], memories, at=at, passes=passes, heads=heads, d=d,
+                  selections=selections, rows=rows, wide=wide, size=size, keys=KEYS, mine=MINE, formats=FORMATS,
+                  piece=PIECE, element="bfloat16_t" if exact else "float",
+                  ub_element="uint16_t" if exact else "float", ratio=spec.get("ratio"),
+                  rounds=int(bool(spec.get("rounds"))), depth=256 // size, grain=32 // size,
+                  q=signature.value(q), q_at=signature.row_of(spec.operands[q].rows), q_kind=kinds[q],
+                  w=signature.value(w), w_at=signature.row_of(spec.operands[w].rows), w_kind=kinds[w],
+                  ub_buffers=memories[0].declared(), l1_buffers=memories[1].declared(),
+                  cube_buffers=[x for m in memories[1:] for x in m.declared()],
+                  shift=16 if spec.get("rounds") else 0, bits=16 if spec.get("rounds") else 32)
+
+
+def _rows(signature: Signature, keys: int, d: int, passes: list[dict[str, Any]]) -> int:
+    """How the entries of each pass are found; returns the bytes of a key's slot."""
+    s, op = signature, signature.operand(keys)
+    slots, pitch = slots_of(op, d, 1)
+    blocks = f"{s.seq('blocks')} + seq * {s.seq('width')}"
+    entry = (f"di_entry({s.state(keys, 'base')}, {s.state(keys, 'stride')}, {blocks}, {s.step('block_tokens')}, "
+             f"{op.get('ratio')}, {op.get('record_bytes')}, e)")
+    for p in passes:
+        find = ["int64_t e = j;"] if not p["list"] else [
+            f"int64_t e = di_gm_load({p['list']} + j / {p['within']});",
+            f"e = e < 0 ? 0 : e * {p['within']} + j % {p['within']};"]
+        find += ["if (e >= visible) e = 0;", f"__gm__ uint8_t* const record = {entry};"]
+        p["rows"] = Rows(find, slots, pitch, d)
+    return pitch
+
+
+def _passes(selections: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What scores are made: of all entries, and of those in listed blocks."""
+    out: list[dict[str, Any]] = []
+    plain = [s for s in selections if not s["listed"]]
+    if plain:
+        out.append({"count": "visible", "list": "", "within": 1, "shift": 0, "listed": 0, "selections": plain})
     for s in selections:
-        passes.setdefault((s["within"], s["within_block"]), []).append(s)
-    try:
-        used = memory.place()
-    except PlanError:
-        single(memory.buffers.values())
-        used = memory.place()
-    at = {name: b.offset for name, b in memory.buffers.items()}
-    step = {name: b.stride if b.copies > 1 else 0 for name, b in memory.buffers.items()}
-    groups = [{"selections": found, "block": block, "list": _place(signature, within) if within >= 0 else "",
-               "count": spec.operands[within].size if within >= 0 else 0} for (within, block), found in passes.items()]
-    return render(spec, signature, [Stage(spec.symbol, VECTOR, Grid(), (("UB", used),))], [memory], heads=heads, d=d,
-                  dp=padded(d, LANES), ratio=spec.get("ratio"), rounds=int(bool(spec.get("rounds"))), key=key,
-                  rows=rows, groups=groups, selections=selections, at=at, step=step, span=SPAN, lanes=LANES,
-                  base=signature.state(keys, "base"), stride=signature.state(keys, "stride"),
-                  blocks=signature.seq("blocks"), width=signature.seq("width"), buffers=memory.declared())
+        if s["listed"]:
+            out.append({"count": f"(visible > 0 ? {s['count'] * s['within']} : 0)", "list": s["listed"],
+                        "within": s["within"], "shift": s["within"].bit_length() - 1, "listed": s["count"],
+                        "selections": [s]})
+    return out
 
 
-def _place(signature: Signature, i: int) -> str:
-    op = signature.operand(i)
-    return f"{signature.value(i)} + ({signature.row_of(op.rows)}) * {op.size}"
+def _selection(signature: Signature, n: int, s: dict[str, Any]) -> dict[str, Any]:
+    if s["block"] and s["within"] >= 0:
+        raise InternalError("blocks are chosen among all entries, not within listed blocks")
+    for size in (s["block"], s["within_block"]):
+        if size and (size & (size - 1) or size > PIECE):
+            raise InternalError(f"blocks of entries have a power of two, not {size}")
 
+    def place(i: int, base: str) -> str:
+        op = signature.operand(i)
+        return f"{base} + ({signature.row_of(op.rows)}) * {op.size}"
 
-def _row(signature: Signature, memory: Memory, name: str, i: int) -> dict[str, Any]:
-    """A row of floats or bf16, which lies as floats in UB."""
-    size, elements = BYTES[signature.element(i)], signature.operand(i).size
-    memory.new(name, elements * 4)
-    if size == 2:
-        memory.new(f"{name} raw", elements * 2)
-    return {"name": name, "elements": elements, "size": size, "at": _place(signature, i)}
-
-
-def _key(op: Operand, d: int, memory: Memory) -> dict[str, Any]:
-    """How the keys' records are read and decoded."""
-    parts = record_parts(op.type)
-    if len(parts) != 1:
-        raise InternalError(f"index keys are records of one part, not {op.dtype}")
-    part, dp = parts[0], padded(d, LANES)
-    t = part.dtype
-    found = {"record": op.get("record_bytes"), "codes": part.codes, "scales": part.scales, "bytes": t.data_bytes(d),
-             "scale_bytes": 0, "format": "", "four": False, "across": 0,
-             "wide": "uint16_t" if t.name == "bf16" else "float"}
-    if t.is_block:
-        four = FORMATS[t.name] != "DI_MXFP8"
-        found |= {"format": FORMATS[t.name], "four": four, "scale_bytes": t.scale_bytes(d), "pitch": dp // (1 + four),
-                  "across": t.block[1].bit_length() - 1}
-        memory.new("scale bytes", (LANES + 1) * 32, copies=2)
-        memory.new("scales", LANES * LANES * 4)
-        if t.scale_bytes(d) > 32:
-            raise InternalError(f"index keys of {d} features have more scales than a block of bytes")
-    else:
-        found["pitch"] = dp * (2 if t.name == "bf16" else 4)
-    memory.new("codes", LANES * found["pitch"] + 256, copies=2)
-    memory.new("keys", LANES * dp * 4)
-    return found
-
-
-def _selection(signature: Signature, memory: Memory, n: int, s: dict[str, Any]) -> dict[str, Any]:
-    if s["block"] and (s["within"] >= 0 or SPAN % s["block"]):
-        raise InternalError(f"blocks of {s['block']} entries are not chosen here")
-    kept, new = padded(s["k"], LANES), padded(SPAN // s["block"], LANES) if s["block"] else SPAN
-    for what, size in (("keys", kept + new), ("numbers", kept + new), ("kept keys", kept), ("kept numbers", kept),
-                       ("out", kept)):
-        memory.new(f"{what} {n}", size * 4)
-    given = pinned = ""
+    out = {"n": n, "k": s["k"], "kept": padded(s["k"], 64), "block": s["block"], "given": "", "pinned": "",
+           "listed": "", "count": 0, "within": s["within_block"] or 1, "out": place(s["out"], signature.value(s["out"]))}
     if s["pin"] >= 0:
-        op = signature.operand(s["pin"])
-        given = signature.pin(s["pin"], "given")
-        pinned = f"{signature.pin(s['pin'])} + ({signature.row_of(op.rows)}) * {op.size}"
-    return {**s, "n": n, "kept": kept, "to": _place(signature, s["out"]), "given": given, "pinned": pinned}
+        out["given"], out["pinned"] = signature.pin(s["pin"], "given"), place(s["pin"], signature.pin(s["pin"]))
+    if s["within"] >= 0:
+        out["listed"] = place(s["within"], signature.value(s["within"]))
+        out["count"] = signature.operand(s["within"]).size
+    return out
+
+
+def _memories(spec: KernelSpec, passes: list[dict[str, Any]], selections: list[dict[str, Any]], size: int, rows: int,
+              wide: int, pitch: int) -> list[Memory]:
+    ub, l1, l0a, l0b, l0c = (Memory(s, spec.title) for s in ("UB", "L1", "L0A", "L0B", "L0C"))
+    ub.new("q_raw", 8 * wide * 4 + 256)
+    ub.new("q_wide", 8 * wide * size)
+    ub.new("raw", MINE * pitch + 512)
+    ub.new("scales", MINE * 256 + 256)
+    ub.new("keys", MINE * wide * 4 + 512)
+    if size == 2:
+        ub.new("narrow", MINE * wide * 2)
+    ub.new("products", rows * KEYS * 4)
+    ub.new("w_raw", rows * 4 + 512)
+    ub.new("w", rows * 4 + 512)
+    ub.new("scores", PIECE * 4 + 256)
+    ub.new("numbers", PIECE * 4 + 256)
+    ub.new("listed", max((p["listed"] for p in passes), default=0) * 4 + 512)
+    ub.new("threshold", 512)
+    most = max(s["kept"] for s in selections)
+    for name in ("best", "best_places", "ordered"):
+        ub.new(name, most * 4 + 512)
+    for s in selections:
+        room = s["kept"] + PIECE // max(1, s["block"])
+        ub.new(f"keys{s['n']}", room * 4 + 256)
+        ub.new(f"places{s['n']}", room * 4 + 256)
+    l1.new("queries", rows * wide * size)
+    l1.new("l1_keys", KEYS * wide * size)
+    l0a.new("left", rows * 256, 2)
+    l0b.new("right", KEYS * 256, 2)
+    l0c.new("s", rows * KEYS * 4)
+    return [ub, l1, l0a, l0b, l0c]
