@@ -55,8 +55,8 @@ class Schedule:
 _DENSE = (Tile(16, 16, 64, 128, 4, 4), Tile(64, 64, 64, 128, 4, 4), Tile(256, 128, 64, 64, 4, 4),
           Tile(0, 128, 128, 64, 8, 4))
 _THIN = (Tile(16, 16, 64, 128, 4, 4), Tile(MANY, 64, 64, 64, 4, 4), Tile(0, 64, 64, 64, 4, 4))
-_EXPERTS = (Tile(2, 16, 64, 256, 4, 4), Tile(16, 16, 128, 128, 4, 4), Tile(64, 64, 128, 128, 8, 4),
-            Tile(0, 128, 128, 128, 8, 3))
+_EXPERTS = (Tile(2, 8, 64, 256, 4, 4), Tile(16, 16, 64, 256, 4, 3), Tile(64, 64, 64, 128, 4, 4),
+            Tile(0, 64, 128, 128, 8, 3))
 
 
 def default_schedule(spec: KernelSpec) -> Schedule:

@@ -8,7 +8,6 @@ from deepinfer.backends.cuda_sm100.families.contract import (
     columns_of,
     components,
     depth,
-    fits_wide_tile,
     kinds_of,
     weight_of,
 )
@@ -47,10 +46,9 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     words = kinds.exact and not kinds.thirds and all(w.format == "mxfp4" for w in weights)
     spread = next((chunk for chunk in (128, 64, 32) if words and k % chunk == 0), 0)
     one = all(len(t["anchors"]) == 1 for t in tiles)  # two expanded weights of a deep step fill the registers
-    roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
     variants, depths = [], []
     for t in schedule.tiles:
-        bn = columns_of(widest, t.columns if roomy else min(t.columns, 64), kinds)
+        bn = columns_of(widest, t.columns, kinds)
         count = sum(-(-y["n"] // bn) for y in tiles)
         depths.append(max(spread, depth(k, weights, kinds, t.depth)))
         scan, copy, warps, more = _FEW if 0 < t.rows <= 16 else _MANY
