@@ -60,7 +60,7 @@ class Life:
             self._publish(other, self.cast.orphan)
             other.writers.sync(now=True)
             self.files.note("synced", None)
-        _vanish(other)
+        vanished(other)
 
     def fill(self) -> None:
         """Ours fills a segment and half of the next."""
@@ -153,16 +153,16 @@ class Life:
         try:
             yield
         except Killed:
-            _vanish(store)
+            vanished(store)
             raise
 
     def vanish(self) -> None:
         """The process is gone: nothing is written any more."""
         if self.store is not None:
-            _vanish(self.store)
+            vanished(self.store)
 
 
-def _vanish(store: Store) -> None:
+def vanished(store: Store) -> None:
     for s in [*store.writers.current.values(), *store.writers.sealing]:
         store.files.close(s.fd)
         store.files.close(s.log_fd)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from store.witness_store import DAY, Chain, Clocks, open_store
+from store.scenario import DEAD, vanished
+from store.witness_store import DAY, LAYOUT, Chain, Clocks, open_store
 
 from deepinfer.runtime.store import Flags, Status, Store
 from deepinfer.runtime.store.arena import SHARED, Arena
@@ -141,3 +143,47 @@ def test_shared_memory_is_the_owners_alone_while_it_has_a_name() -> None:
     assert arena.bytes == 1 << 16 and arena.free == 16
     arena.close()
     assert arena.name == ""
+
+
+def test_an_orphan_is_sealed_with_the_records_that_prove_themselves(tmp_path: Path) -> None:
+    """After a power cut a log may know more than the disk: what never got there is not promised again."""
+    clocks, chain = Clocks(), Chain(1, 3)
+    other = open_store(tmp_path, clocks=clocks, writer=DEAD)
+    chain.publish(other)
+    vanished(other)
+    (path,) = tmp_path.rglob("*.open")
+    with path.open("r+b") as file:
+        file.seek(4096 + LAYOUT.stride + 700)
+        file.write(bytes(1000))
+    clocks.forward(2 * 3600)
+    store = open_store(tmp_path, clocks=clocks)
+    store.upkeep.adopt()
+    (segment,) = store.catalog.by_stem.values()
+    assert segment.name.state == "seg" and segment.block is not None
+    assert store.catalog.sealed_puts(segment, segment.block)["slot"].tolist() == [0, 2]
+    store.close()
+    shutil.rmtree(tmp_path / "index")
+    store = open_store(tmp_path, clocks=clocks)
+    assert store.lookup(chain.keys) == 1 and chain.served(store) == {chain.key(0), chain.key(2)}
+    store.close()
+
+
+def test_a_writer_that_lives_keeps_its_open_segment(tmp_path: Path) -> None:
+    """However long it was silent: its process is there."""
+    clocks = Clocks()
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    a = open_store(tmp_path / "a", shared=tmp_path / "shared", clocks=clocks)
+    b = open_store(tmp_path / "b", shared=tmp_path / "shared", clocks=clocks)
+    chain = Chain(1, 3)
+    chain.publish(a, [0, 1])
+    clocks.forward(2 * 3600)
+    b.upkeep.see()
+    b.upkeep.adopt()
+    (path,) = (tmp_path / "shared").rglob("*.open")
+    assert a.leases.writer.name in path.name and "~" not in path.name
+    assert chain.publish(a, [2]) == [Status.OK]
+    a.writers.rotate(everything=True)
+    b.upkeep.see()
+    assert chain.fetch(b) == [Status.OK] * 3
+    a.close()
+    b.close()

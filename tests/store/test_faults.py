@@ -15,7 +15,9 @@ import pytest
 from store.recording import Fault, Op, Recording, materialise
 from store.reopening import damage_index, reopen, worker
 from store.scenario import CHAINS, Life, promised
+from store.witness_store import Clocks, open_store
 
+from deepinfer.runtime.store import Status
 from deepinfer.runtime.store.points import Point
 
 POINTS = [p for p in Point if p is not Point.OTHER]
@@ -133,6 +135,25 @@ def check_fault(folder: Path, at: int, fault: Fault, seed: int, processes: Proce
     if processes is not None:
         for served in processes.reopen(place, wall):
             assert wanted <= served
+
+
+def test_what_is_sealed_survives_a_power_cut(folder: Path) -> None:
+    """Nothing of a sealed segment waits for a sync: nobody has it open any more."""
+    place, chain = folder / "life", CHAINS.first
+    place.mkdir()
+    files, clocks = Recording(place), Clocks()
+    store = open_store(place, clocks=clocks, files=files)
+    assert chain.publish(store) == [Status.OK] * chain.blocks
+    store.writers.rotate(everything=True)
+    store.close()
+    for seed in range(12):
+        target = folder / str(seed)
+        target.mkdir()
+        materialise(files.ops, place, target, random.Random(seed))
+        again = open_store(target, clocks=clocks)
+        again.upkeep.everything()
+        assert chain.fetch(again) == [Status.OK] * chain.blocks
+        again.close()
 
 
 def test_what_is_served_in_the_scenario_are_blocks_that_were_published() -> None:
