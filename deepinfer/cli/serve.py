@@ -65,6 +65,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               "second of streams.")
 @click.option("--max-queue", type=click.IntRange(min=0), default=256, show_default=True, metavar="N",
               help="Requests that wait beside the running ones; further ones get 429.")
+@click.option("--allow-origin", multiple=True, metavar="ORIGIN",
+              help="Origin of web pages whose scripts may use the server, as https://chat.example; can be repeated, * "
+              "allows all. Default: none but the server's own page.")
 @click.option("--max-body", type=click.IntRange(min=1024), default=48 << 20, show_default=True, metavar="BYTES",
               help="Largest request.")
 @click.option("--keep-alive", type=click.FloatRange(min=0.1), default=10.0, show_default=True, metavar="SECONDS",
@@ -130,7 +133,7 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         stream_buffer=options["stream_buffer"], tokenizer=options["tokenizer"], dialect=options["dialect"],
         default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"],
         priorities=options["allow_priority"], shared_store=options["prefix_store"] is not None,
-        front_ends=options["front_ends"])
+        front_ends=options["front_ends"], origins=options["allow_origin"])
     engine = server.engine_process.EngineSettings(
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],

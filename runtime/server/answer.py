@@ -79,6 +79,28 @@ class ConversationAnswer:
         return found if self._debug is None else {**found, "debug": asdict(self._debug)}
 
 
+class CountedAnswer:
+    """Another answer whose every chunk tells the usage so far, as clients of vLLM may ask for."""
+
+    def __init__(self, answer: Answer, prompt_tokens: int) -> None:
+        self._answer, self._prompt, self._tokens = answer, prompt_tokens, 0
+        self.done_line, self.is_over, self.fail, self.body = answer.done_line, answer.is_over, answer.fail, answer.body
+
+    def begin(self, cached_tokens: int) -> list[Event]:
+        return self._told(self._answer.begin(cached_tokens))
+
+    def push(self, update: Update) -> list[Event]:
+        self._tokens += len(update.tokens)
+        return self._told(self._answer.push(update))
+
+    def _told(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if event.data.get("usage") is None:
+                event.data["usage"] = {"prompt_tokens": self._prompt, "completion_tokens": self._tokens,
+                                       "total_tokens": self._prompt + self._tokens}
+        return events
+
+
 def finish_of(update: Update) -> str:
     """Why an answer ended, in a word that the APIs have: a deadline is a limit like that of the length."""
     return "length" if update.finish == "deadline" else update.finish or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -47,4 +48,7 @@ def make_app(service: Service) -> FastAPI:
         return Response(status_code=499)  # nobody reads it; the log does
 
     app.add_middleware(Gate, keys=Keys(service.settings.keys), metrics=service.metrics)
+    if service.settings.origins:  # a browser's question beforehand shows no key, so this comes before the gate
+        app.add_middleware(CORSMiddleware, allow_origins=service.settings.origins, allow_methods=["GET", "POST"],
+                           allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"])
     return app

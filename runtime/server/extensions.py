@@ -14,6 +14,7 @@ from deepinfer.runtime.store.settings import class_of, default_retention
 
 CACHE_CLASS_HEADER = "x-cache-class"
 MOST_PRIORITY = 100
+TEMPLATE_SETTINGS = "chat_template_kwargs"
 _GRAMMAR = "send structured_outputs with json, regex, choice or grammar"
 _UNBUILT: Mapping[str, str] = {
     "guided_json": _GRAMMAR,
@@ -27,9 +28,9 @@ _UNBUILT: Mapping[str, str] = {
     "prediction": "predicted outputs are not built",
     "web_search_options": "there is no web search",
     "use_beam_search": "beam search is not built",
-    "best_of": "one answer a request is built",
+    "best_of": "ask for n answers, and choose",
     "prompt_logprobs": "use /v1/completions with echo and logprobs",
-    "chat_template_kwargs": 'there is no chat template; send thinking: {"type": "enabled"} or {"type": "disabled"}',
+    TEMPLATE_SETTINGS: "there is no chat template; say it in the words of this API",
     "documents": "put documents into the messages",
     "lora_request": "adapters are not built",
     "kv_transfer_params": "prefill and decode run in one process",
@@ -40,8 +41,25 @@ def refuse_unbuilt_fields(root: Field) -> None:
     """Refuse, by name, a field that asks for something that is not built."""
     for name, why in _UNBUILT.items():
         found = root.optional(name)
-        if found is not None and found.value not in (False, [], {}, 1 if name == "best_of" else None, ["text"]):
+        plain = root.value.get("n", 1) if name == "best_of" else None
+        if found is not None and found.value not in (False, [], {}, plain, ["text"]):
             raise HttpFailure(400, f"{name} is not supported: {why}.", code="unsupported_field", param=name)
+
+
+def template_settings(root: Field) -> dict[str, Any]:
+    """What `chat_template_kwargs` of a Chat request says, as the fields of the API that say the same."""
+    found = root.optional(TEMPLATE_SETTINGS)
+    out: dict[str, Any] = {}
+    for name in found.object().value if found is not None else ():
+        assert found is not None
+        if name in ("thinking", "enable_thinking"):
+            out["thinking"] = {"type": "enabled" if found.required(name).boolean() else "disabled"}
+        elif name == "reasoning_effort":
+            out[name] = found.required(name).text()
+        else:
+            raise _unsupported(f"{TEMPLATE_SETTINGS}.{name}", "there is no chat template; known are thinking, "
+                               "enable_thinking and reasoning_effort")
+    return out
 
 
 def refuse_unbuilt_features(request: ConvertedRequest) -> None:

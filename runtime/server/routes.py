@@ -17,12 +17,13 @@ from deepinfer.recipe.options import MAX_OUTPUT_TOKENS
 from deepinfer.recipe.sampling import check_length
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.server import openapi
-from deepinfer.runtime.server.answer import Answer, ConversationAnswer
+from deepinfer.runtime.server.answer import Answer, ConversationAnswer, CountedAnswer
 from deepinfer.runtime.server.choices import ChoicesAnswer, choices_asked
 from deepinfer.runtime.server.completion import CompletionAnswer, read_completions
 from deepinfer.runtime.server.engine_response import EngineResponse
 from deepinfer.runtime.server.extensions import (
     CACHE_CLASS_HEADER,
+    TEMPLATE_SETTINGS,
     Caller,
     Handling,
     cache_extensions,
@@ -32,6 +33,7 @@ from deepinfer.runtime.server.extensions import (
     refuse_unbuilt_features,
     refuse_unbuilt_fields,
     sampling_extensions,
+    template_settings,
 )
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.forms import Form, asked_form, form_of, reasoning_end
@@ -125,8 +127,11 @@ def _post(router: APIRouter, path: str, route: Callable[[Request], Any], schema:
 
 def _converted(service: Service, api: str, root: Field, vocabulary: Vocabulary) -> ConvertedRequest:
     """A body in neutral form; everything that is not built is refused."""
-    refuse_unbuilt_fields(root)
     body = dict(root.value)
+    if api == "chat":
+        body = template_settings(root) | body
+        body.pop(TEMPLATE_SETTINGS, None)
+    refuse_unbuilt_fields(Field(body))
     if api == "chat" and (most := root.integer_at("max_completion_tokens", 32)) is not None:
         check_length("max_completion_tokens", most, MAX_OUTPUT_TOKENS)
         body.setdefault("max_tokens", most)
@@ -156,8 +161,7 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
                                   fingerprint=hello.fingerprint, repair=service.settings.repair)
                for _ in range(count)]
     SamplingParams(**sampling)  # RequestError for a value that the engine would refuse
-    return Prepared([Prompt(ids, sampling)], handling(root, priorities=service.settings.priorities),
-                    _together(answers, request.include_usage), request.stream)
+    return _prepared(service, root, [Prompt(ids, sampling)], _together(answers, request.include_usage), request.stream)
 
 
 def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: Caller) -> Prepared:
@@ -179,8 +183,14 @@ def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: C
                for place, r in enumerate(requests) for index in range(count)]
     for prompt in prompts:
         SamplingParams(**prompt.sampling)
-    return Prepared(prompts, handling(root, priorities=service.settings.priorities),
-                    _together(answers, request.include_usage, count), request.stream)
+    return _prepared(service, root, prompts, _together(answers, request.include_usage, count), request.stream)
+
+
+def _prepared(service: Service, root: Field, prompts: list[Prompt], answer: Answer, stream: bool) -> Prepared:
+    options = root.optional("stream_options")
+    if stream and options is not None and options.flag_at("continuous_usage_stats"):
+        answer = CountedAnswer(answer, sum(len(p.ids) for p in prompts))
+    return Prepared(prompts, handling(root, priorities=service.settings.priorities), answer, stream)
 
 
 def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:

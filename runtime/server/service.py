@@ -41,6 +41,7 @@ class ServerSettings:
         default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
         drain: seconds that running answers get after SIGTERM. ``priorities``: clients may say who goes first.
         shared_store: the engine's prefix cache has a store below it. ``front_ends``: processes that answer clients.
+        origins: of web pages of others whose scripts may read answers.
     """
 
     names: tuple[str, ...]
@@ -58,6 +59,7 @@ class ServerSettings:
     priorities: bool = False
     shared_store: bool = False
     front_ends: int = 1
+    origins: tuple[str, ...] = ()
 
 
 class MetricsBook(Protocol):

@@ -155,3 +155,25 @@ def test_a_continued_answer_goes_on_where_it_stopped(server: Running) -> None:
     prompt = server.post("/tokenize", {"messages": messages, **CHAT_MODE}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": prompt}).json()["prompt"].endswith("</think>Well, ")
     assert done.choices[0].message.content == HELLO
+
+
+def test_template_settings_of_other_servers_mean_the_fields_of_this_api(openai_client: openai.OpenAI) -> None:
+    for name in ("thinking", "enable_thinking"):
+        done: Any = openai_client.chat.completions.create(
+            model=MODEL, messages=ask("hello"), extra_body={"chat_template_kwargs": {name: False}})
+        assert done.choices[0].message.content == HELLO and not hasattr(done.choices[0].message, "reasoning_content")
+    both: Any = openai_client.chat.completions.create(
+        model=MODEL, messages=ask("hello"), extra_body={"chat_template_kwargs": {"thinking": True}, **CHAT_MODE})
+    assert not hasattr(both.choices[0].message, "reasoning_content")  # a field of the API wins
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_can_come_with_every_chunk(openai_client: openai.OpenAI, n: int) -> None:
+    whole = openai_client.chat.completions.create(model=MODEL, messages=ask("hello"), n=n).usage
+    chunks = list(openai_client.chat.completions.create(
+        model=MODEL, messages=ask("hello"), n=n, stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True}))  # type: ignore[typeddict-unknown-key]
+    told: list[Any] = [c.usage for c in chunks]
+    assert all(u is not None and u.prompt_tokens == whole.prompt_tokens for u in told if whole)  # type: ignore
+    counts = [u.completion_tokens for u in told]
+    assert counts == sorted(counts) and counts[0] <= n and told[-1] == whole

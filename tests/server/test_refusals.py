@@ -27,7 +27,8 @@ FUZZ_ROUNDS = 400
 @pytest.mark.parametrize(("fields", "named"), [
     ({"messages": IMAGE}, "messages[0]"),
     ({"guided_json": SCHEMA}, "guided_json"),
-    ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"add_vision_id": True}}, "chat_template_kwargs.add_vision_id"),
+    ({"best_of": 3}, "best_of"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),

@@ -51,6 +51,8 @@ def test_metrics_have_the_usual_names_and_count_requests_and_tokens(server: Runn
         assert server.samples()[f"vllm:{name}"] == 0
 
 
+ELSEWHERE = "https://chat.example"
+
 # what operators of such servers look for, beside the names that vLLM's dashboards ask for
 EXPECTED = {
     "vllm": """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
@@ -145,6 +147,7 @@ def test_silence_is_filled_with_signs_of_life_in_the_documented_form(checkpoint:
 def test_a_body_over_the_limit_is_a_413_and_the_address_is_local(checkpoint: Path, tmp_path: Path) -> None:
     with running(checkpoint, tmp_path, max_body=10_000, max_model_len=100, names=["one", "two"]) as server:
         assert server.url.startswith("http://127.0.0.1:")
+        assert "access-control-allow-origin" not in server.client.get("/version", headers={"Origin": ELSEWHERE}).headers
         large: Any = {"model": "one", "messages": [{"role": "user", "content": "x" * 20_000}]}
         assert server.post("/v1/chat/completions", large).status_code == 413
 
@@ -185,3 +188,18 @@ def test_a_profile_shows_steps_and_requests(checkpoint: Path, tmp_path: Path) ->
         assert o["ts"] <= i["ts"] and i["ts"] + i["dur"] <= o["ts"] + o["dur"]
     assert inner[0]["args"] == {"rows": next(e for e in found if e["ph"] == "b")["args"]["prompt_tokens"],
                                 "sequences": 1}
+
+
+def test_scripts_of_named_origins_may_read_answers_and_no_others(checkpoint: Path, tmp_path: Path) -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    with running(checkpoint, tmp_path, origins=[ELSEWHERE]) as server:
+        allowed = server.client.options("/v1/chat/completions",
+                                        headers={"Origin": ELSEWHERE, "Authorization": "", **asked})
+        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == ELSEWHERE
+        assert "authorization" in allowed.headers["access-control-allow-headers"]
+        stranger = server.client.options("/v1/chat/completions", headers={"Origin": "https://a.example", **asked})
+        assert "access-control-allow-origin" not in stranger.headers
+        read = server.client.get("/v1/models", headers={"Origin": ELSEWHERE})
+        assert read.headers["access-control-allow-origin"] == ELSEWHERE
+        keyless = server.client.get("/v1/models", headers={"Origin": ELSEWHERE, "Authorization": ""})
+        assert keyless.status_code == 401
