@@ -12,7 +12,9 @@ Which drafts the K are is decided where the newest confidences are; that is safe
 no draft's place depends on what follows it.
 
 Drafting stops for all when the best K no longer pays for the blocks, and for one sequence whose blocks bring clearly
-less than their share of the costs. Both are tried again after a pause that doubles while nothing has changed.
+less than their share of the costs. Both are tried again after a pause that doubles while nothing has changed. Trying is
+cheap: until the first confidences are there, only as many drafts are verified as pay if few of them stay. Where not
+even drafts that are all right would pay, none is made.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ _SAMPLE = 3.0  # sequences whose blocks say as much as the long record
 _HISTORY = 16  # blocks of a sequence that are remembered
 _FADE = 0.98  # of what is known, at each step, in the calibration
 _USUAL = 0.75  # of drafts that stay if those before them do, as long as nothing is known
+_WARY = 0.3  # the same while it is not even known whether confidences are stated
 _PRIOR = 20.0  # judged drafts that the calibration starts with
 _TRUST = (0.05, 3.0)  # bounds of the calibration
 _WEIGHT = 0.1  # of the newest value in a running mean
 _WARM = 2  # steps after a pause until estimates rest on blocks made since
-_TRIED = 3  # further steps before all stop, further blocks before one sequence does
+_TRIED, _MANY = 3, 8  # further steps until all stop (1 of _MANY sequences); a third of the blocks until one does
 _LEAST, _CLEAR = 1.005, 1.05  # speed with drafts over speed without: all stop below; pauses start anew above
 _SHARE = 0.6  # of its costs that a sequence's drafts have to bring
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048  # steps without drafts
@@ -63,10 +66,12 @@ class ScheduledDrafts:
         self.kept = _PRIOR * _USUAL ** np.arange(1, m + 1)  # accepted drafts by position
         self.hoped = self.kept.copy()  # what confidences said of the judged ones
         self.stated, self.told = np.zeros(m), 0  # running mean of what confidences said of all drafts; blocks in it
+        self.silent = False  # the draft head states no confidences
         self.now = 0  # steps planned
         self._asked: Slots = np.zeros(0, np.int64)
         self._seconds = curve.step(np.arange(slots * (m + 1) + 1))  # of a step, by its rows
         self._last = 1
+        self._most_speed: dict[int, float] = {}  # best speed-up that drafts could bring, by sequences
 
     # ---- DraftPolicy ------------------------------------------------------------------------------------------------
     def opened(self, slot: int) -> None:
@@ -86,7 +91,7 @@ class ScheduledDrafts:
         return np.full(len(slots), self.limit, np.int32)
 
     def wanted(self, slots: Slots) -> NDArray[np.bool_]:
-        if self.now < self.all_off_until:
+        if self.now < self.all_off_until or self._at_best(len(self._asked)) < _LEAST:
             return np.zeros(len(slots), bool)
         out: NDArray[np.bool_] = self.off_until[slots] <= self.now
         return out
@@ -108,7 +113,8 @@ class ScheduledDrafts:
         best = int(np.argmax(speeds))
         self.speed, self.block = float(speeds[best]), blocks / count
         self.row = float(steps[best] - steps[0]) / max(best, 1)
-        self._weigh(self.speed * float(steps[0]) / len(slots))
+        if self.told or self.silent:
+            self._weigh(self.speed * float(steps[0]) / len(slots), len(slots))
         return best
 
     def observe(self, seen: Observed) -> None:
@@ -121,6 +127,7 @@ class ScheduledDrafts:
         self.ready[slots] = fresh
         if fresh.any():
             at = slots[fresh]
+            self.silent = bool(np.isnan(seen.confidence[fresh, 0]).all())
             self.reach[at, self.blocks[at] % _HISTORY] = np.cumprod(seen.confidence[fresh].astype(np.float64), axis=1)
             self.blocks[at] += 1
 
@@ -128,7 +135,10 @@ class ScheduledDrafts:
     def _hoped(self, slots: Slots, most: Counts) -> NDArray[np.float64]:
         """a_rj of blocks like those to be verified, the most probable first: the older blocks of each sequence, as
         many as make a fair sample; where nothing is known, what drafts of that position were worth so far."""
-        usual = np.where(self.told > 0, np.minimum(1.0, self.stated * self._trust), self.kept / self.judged)
+        if self.told:
+            usual = np.minimum(1.0, self.stated * self._trust)
+        else:
+            usual = self.kept / self.judged if self.silent else _WARY ** np.arange(1, self.m + 1)
         places = self._sample(slots)
         count = places.shape[1]
         found = self.reach[slots[:, None], places % _HISTORY]
@@ -172,14 +182,24 @@ class ScheduledDrafts:
                               (self.kept, looked & (places < accepted[:, None]))):
             total[at] = _FADE * total[at] + weight * values.sum(axis=0)[at]
 
-    def _weigh(self, advantage: float) -> None:
+    def _at_best(self, sequences: int) -> float:
+        """Speed with drafts that are all right over speed without."""
+        found = self._most_speed.get(sequences)
+        if found is None and sequences:
+            rows = np.arange(sequences, sequences * (self.limit + 1) + 1)
+            steps = self._seconds[rows]
+            found = float((rows / (steps + self.curve.draft(sequences))).max() * steps[0] / sequences)
+            self._most_speed[sequences] = found
+        return found or 0.0
+
+    def _weigh(self, advantage: float, sequences: int) -> None:
         """Stop all drafts where the best step with them is no faster than one without."""
         self.awake += 1
         tried = self.awake - _WARM
         if tried <= 0:
             return
         self.advantage += max(_WEIGHT, 1 / tried) * (advantage - self.advantage)
-        if tried < _TRIED:
+        if tried < (_TRIED if sequences < _MANY else 1):
             return
         if self.advantage < _LEAST:
             self.all_off_until = self.now + self.all_pause

@@ -80,8 +80,8 @@ def test_exact_turns_are_bit_equal_to_cold_ones(cold: LLM, replay: Any) -> None:
     with start() as llm:
         found = turns(llm, replay)
         assert [told(o) for o in found] == [told(o) for o in turns(cold, replay)]
-        # In the second turn the rows that an exact last row hangs on begin in the first block: nothing would be saved.
-        assert [o.num_cached_tokens for o in found] == [0, 0, 256]
+        # Snapshots of runs that keep every row hold all windows: only the last block is not full yet.
+        assert [o.num_cached_tokens for o in found] == [0, 128, 256] if replay == "off" else [0, 0, 256]
 
 
 def test_with_windows_a_bounded_turn_is_bit_equal_to_a_cold_one(cold: LLM) -> None:
