@@ -30,12 +30,12 @@ import json, sys
 from pathlib import Path
 from deepinfer.runtime.server.engine_process import EngineSettings
 from deepinfer.runtime.server.logs import start_logging
-from deepinfer.runtime.server.run import open_socket, run_server
+from deepinfer.runtime.server.run import ENGINE_COMMAND, open_socket, run_server
 from deepinfer.runtime.server.service import ServerSettings
 given = json.loads(sys.argv[1])
 start_logging("info", as_json=True)
-engine = EngineSettings(endpoint="", engine="scripted", log_json=True, **given["engine"])
-command = (sys.executable, given["process"])
+engine = EngineSettings(endpoint="", log_json=True, **given["engine"])
+command = (sys.executable, given["process"]) if engine.engine == "scripted" else ENGINE_COMMAND
 sys.exit(run_server(ServerSettings(**given["server"]), engine, open_socket("127.0.0.1", 0), command))
 """
 
@@ -118,11 +118,12 @@ class Running:
 @contextmanager
 def running(checkpoint: Path, folder: Path, engine: Mapping[str, Any] = MappingProxyType({}),
             **settings: Any) -> Iterator[Running]:
-    """A server that answers, with fields of ServerSettings and EngineSettings; it ends with the block."""
+    """A server that answers, with fields of ServerSettings and EngineSettings; it ends with the block. The engine is
+    the scripted one unless ``engine`` names another."""
     hold = folder / "hold"
     front_ends = int(os.environ.get(FRONT_ENDS_VARIABLE, "1"))
     server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": 20.0, "front_ends": front_ends} | settings
-    given = {"server": server, "engine": {"checkpoint": str(checkpoint), **engine},
+    given = {"server": server, "engine": {"engine": "scripted", "checkpoint": str(checkpoint), **engine},
              "process": str(Path(__file__).with_name("scripted_engine.py"))}
     env = {**os.environ, "PYTHONPATH": str(TESTS), HOLD_VARIABLE: str(hold), "TMPDIR": str(folder)}
     process = subprocess.Popen([sys.executable, "-c", _PROGRAM, json.dumps(given)], stderr=subprocess.PIPE,

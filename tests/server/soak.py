@@ -1,6 +1,10 @@
 """Many clients for a while, of all routes, with mistakes and lost connections among them: nothing may grow or stay.
 
     PYTHONPATH=tests python -m server.soak --budget 120 --clients 64 --json FILE
+    PYTHONPATH=tests python -m server.soak --engine engines/tiny --checkpoint assets/tiny
+
+With the scripted engine every answer is known. An engine of your own is asked the same questions again and again,
+greedily: whatever runs beside them, each answer has to be the one that was given first.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from server.scripted_engine import HELLO
 
 from deepinfer.recipe import derive_v41
 
+QUESTIONS = 40  # for an engine whose answers are not known
 TEXTS = {"hello": HELLO, "stops": "one two three four five", "quick": None}
 PREFACE = "You answer in few words and say where you are not sure. " * 12
 CHAT_MODE: Any = {"thinking": {"type": "disabled"}}
@@ -48,12 +53,41 @@ class Soaked:
     hit_share: float = 0.0
 
 
-def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked:
-    """Load ``server`` from ``clients`` threads; requests follow from the seed."""
+class Scripted:
+    """What is asked of the scripted engine, and what is right."""
+
+    def ask(self, seeded: random.Random) -> dict[str, Any]:
+        """Text and limit of a question; whatever else `right` takes."""
+        script = seeded.choice(list(TEXTS))
+        return {"text": f"{seeded.random()} say:{script}", "limit": seeded.randrange(20, 60), "script": script}
+
+    def right(self, asked: dict[str, Any], route: str, answer: str) -> bool:
+        return answer == (TEXTS[asked["script"]] or " word" * asked["limit"])
+
+
+class Repeated:
+    """The same for an engine whose answers are its own."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[Any, ...], str] = {}
+
+    def ask(self, seeded: random.Random) -> dict[str, Any]:
+        number = seeded.randrange(QUESTIONS)
+        return {"text": f"What does the function number {number} do? " * (1 + number % 7), "limit": 16 + number}
+
+    def right(self, asked: dict[str, Any], route: str, answer: str) -> bool:
+        return self._first.setdefault((route, asked["text"], asked["preface"]), answer) == answer
+
+
+def soak(server: Running, seconds: float, clients: int, seed: int = 0, questions: Scripted | Repeated | None = None
+         ) -> Soaked:
+    """Load ``server`` from ``clients`` threads; requests follow from the seed. ``questions``: None: to the scripted
+    engine."""
+    questions = questions or Scripted()
     result = Soaked(seconds, clients)
     pids = {"front end": server.process.pid, "engine": server.engine_pid()}
     for route in range(4):
-        _ask(server.client, random.Random(route), result, route)
+        _ask(server.client, random.Random(route), result, route, questions)
     before = server.wait_idle()
     opened = {name: _descriptors(pid) for name, pid in pids.items()}
     end, counts, lock = time.monotonic() + seconds, Counter[str](), threading.Lock()
@@ -62,7 +96,7 @@ def soak(server: Running, seconds: float, clients: int, seed: int = 0) -> Soaked
         seeded = random.Random(seed * 1000 + number)
         with httpx.Client(base_url=server.url, timeout=300, headers={"Authorization": f"Bearer {KEY}"}) as connection:
             while time.monotonic() < end:
-                what = _ask(connection, seeded, result, seeded.randrange(6))
+                what = _ask(connection, seeded, result, seeded.randrange(6), questions)
                 with lock:
                     counts[what] += 1
 
@@ -106,14 +140,16 @@ def _hits(server: Running) -> dict[str, int]:
             "cached_tokens"]}
 
 
-def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: int) -> str:
+def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: int,
+         questions: Scripted | Repeated) -> str:
     """One request; what kind it was. A wrong answer is noted."""
-    script = seeded.choice(list(TEXTS))
-    limit = seeded.randrange(20, 60)
+    asked = questions.ask(seeded)
+    limit = asked["limit"]
     # half of the conversations begin with the same preface, so that blocks are shared, adopted and given up
     preface = [{"role": "system", "content": PREFACE}] if seeded.random() < 0.5 else []
-    messages = [*preface, {"role": "user", "content": f"{seeded.random()} say:{script}"}]
-    chat = {"model": MODEL, "messages": messages, "max_tokens": limit, **CHAT_MODE}
+    asked["preface"] = bool(preface)
+    messages = [*preface, {"role": "user", "content": asked["text"]}]
+    chat = {"model": MODEL, "messages": messages, "max_tokens": limit, "temperature": 0, **CHAT_MODE}
     try:
         if kind == 4:
             answer = connection.post("/v1/chat/completions", json={**chat, "temperature": -1})
@@ -126,25 +162,21 @@ def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: 
             with connection.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream:
                 events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
             text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
-            return _noted(result, "chat stream", _right(script, text, limit), text)
+            return _noted(result, "chat stream", questions.right(asked, "/v1/chat/completions", text), text)
         path, body, read = [
             ("/v1/chat/completions", chat, lambda a: a["choices"][0]["message"]["content"]),
-            ("/v1/messages", chat, lambda a: a["content"][0]["text"]),
-            ("/v1/responses", {"model": MODEL, "input": messages, "max_output_tokens": limit,
+            ("/v1/messages", chat, lambda a: "".join(c["text"] for c in a["content"])),
+            ("/v1/responses", {"model": MODEL, "input": messages, "max_output_tokens": limit, "temperature": 0,
                                "reasoning": {"effort": "none"}}, lambda a: a["output"][0]["content"][0]["text"]),
-            ("/v1/completions", {"model": MODEL, "prompt": messages[-1]["content"], "max_tokens": limit},
+            ("/v1/completions", {"model": MODEL, "prompt": asked["text"], "max_tokens": limit, "temperature": 0},
              lambda a: a["choices"][0]["text"]),
         ][kind]
         answer = connection.post(path, json=body)
         if answer.status_code != 200:
             return _noted(result, path, False, answer.text)
-        return _noted(result, path, _right(script, read(answer.json()), limit), answer.text)
+        return _noted(result, path, questions.right(asked, path, read(answer.json())), answer.text)
     except httpx.HTTPError as error:
         return _noted(result, "connection", False, repr(error))
-
-
-def _right(script: str, text: str, limit: int) -> bool:
-    return text == (TEXTS[script] or " word" * limit)
 
 
 def _noted(result: Soaked, what: str, right: bool, shown: str) -> str:
@@ -178,12 +210,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget", type=float, default=120, help="seconds")
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--engine", type=Path, help="an engine folder instead of the scripted engine")
+    parser.add_argument("--checkpoint", type=Path, help="its weights")
     parser.add_argument("--json", type=Path, help="where to write the result")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with running(write_checkpoint(folder), folder, max_queue=given.clients) as server:
-            text = json.dumps(asdict(soak(server, given.budget, given.clients)), indent=1)
+        checkpoint = write_checkpoint(folder) if given.engine is None else given.checkpoint
+        engine = {} if given.engine is None else {"engine": str(given.engine)}
+        with running(checkpoint, folder, engine, max_queue=given.clients) as server:
+            questions = Scripted() if given.engine is None else Repeated()
+            text = json.dumps(asdict(soak(server, given.budget, given.clients, questions=questions)), indent=1)
     print(text)
     if given.json is not None:
         given.json.write_text(text + "\n")
