@@ -49,7 +49,7 @@ void multiply(bool mx, float* c, const T* a, const T* b, int64_t m, int64_t k, i
     if (bias) machine.stop("%s with a bias table, which is not used here", what);
     if (unit_flag != 0 && unit_flag != 2 && unit_flag != 3) machine.stop("%s with the unit flag %d", what, unit_flag);
     if (mx && k % 64) machine.stop("%s with k = %lld, allowed are multiples of 64", what, (long long)k);
-    static std::vector<float> left, right;
+    static std::vector<float> left, right, columns;
     const int64_t c0 = BLOCK / (int64_t)sizeof(T) * twin::codes_per_byte<T>(), steps = up(k, c0);
     const int start = mx ? 1024 : 512;
     const int64_t a_at = offset_of(a), b_at = offset_of(b);
@@ -69,19 +69,19 @@ void multiply(bool mx, float* c, const T* a, const T* b, int64_t m, int64_t k, i
         if (!zero) machine.touch(l0c, where, m * RESULT_ROW, PIPE_M, false, true, block ? 64 : 1024, what);
         const int align = block ? 64 : 1024;
         float* out = (float*)machine.touch(l0c, where, padded * RESULT_ROW, PIPE_M, true, false, align, what);
+        columns.assign((size_t)(k * ROWS), 0.0f);
+        for (int64_t j = 0; j < ROWS && block * ROWS + j < n; ++j) {
+            const float* const y = right.data() + (block * ROWS + j) * k;
+            for (int64_t t = 0; t < k; ++t) columns[(size_t)(t * ROWS + j)] = y[t];
+        }
         for (int64_t i = 0; i < padded; ++i) {
-            for (int64_t j = 0; j < ROWS; ++j) {
-                float& to = out[i * ROWS + j];
-                const int64_t col = block * ROWS + j;
-                float sum = zero ? 0.0f : to;
-                if (i < m && col < n) {
-                    const float *x = left.data() + i * k, *y = right.data() + col * k;
-                    float part = 0.0f;
-                    for (int64_t t = 0; t < k; ++t) part += x[t] * y[t];
-                    sum += part;
-                }
-                to = sum;
+            float part[ROWS] = {};
+            const float* const x = left.data() + i * k;
+            for (int64_t t = 0; t < k && i < m; ++t) {
+                const float* const y = columns.data() + t * ROWS;
+                for (int j = 0; j < ROWS; ++j) part[j] += x[t] * y[j];
             }
+            for (int j = 0; j < ROWS; ++j) out[i * ROWS + j] = zero ? part[j] : out[i * ROWS + j] + part[j];
         }
     }
 }

@@ -84,10 +84,15 @@ void Core::start(int32_t block_number, int32_t core_number) {
     for (int p = 0; p < PIPES; ++p) {
         clock[p] = Clock();
         clock[p].t[part(p)] = 1;
-        for (auto& row : flags[p]) {
-            for (Flag& f : row) f.set = false;
+    }
+    if (used_flags) {
+        for (auto& from : flags) {
+            for (auto& to : from) {
+                for (Flag& f : to) f.set = false;
+            }
         }
     }
+    used_flags = false;
     for (Lock& l : locks) l = Lock();
     if (cube()) {
         for (int s = DI_SPACE_L1; s < DI_SPACES; ++s) space[s].open((di_space)s, number);
@@ -197,7 +202,7 @@ void Machine::finish_block() {
     for (int l = 0; l < LOCKS; ++l) {
         if (core->locks[l].holder >= 0) report("lock %d is never given back", l);
     }
-    for (int a = 0; a < PIPES; ++a) {
+    for (int a = 0; a < PIPES && core->used_flags; ++a) {
         for (int b = 0; b < PIPES; ++b) {
             for (int id = 0; id < FLAGS; ++id) {
                 if (core->flags[a][b][id].set) {

@@ -37,6 +37,7 @@ struct Granule {
     uint32_t vf_bytes;         // stored since the last barrier of the vector function `vf`
     uint32_t vf;
     int16_t writer;
+    uint32_t readers;          // a bit for each part that read since the last write
     uint32_t reader_epoch[PARTS];
 };
 
@@ -70,7 +71,7 @@ struct Lock {
 struct Core {
     int32_t number = 0;  // 0: cube, 1 and 2: vector
     int32_t block = 0;
-    bool begun = false, finished_pipes = false;
+    bool begun = false, finished_pipes = false, used_flags = false;
     Clock clock[PIPES];
     Flag flags[PIPES][PIPES][FLAGS];
     Lock locks[LOCKS];

@@ -84,15 +84,17 @@ uint8_t* Machine::touch(Space& space, int64_t offset, int64_t bytes, int pipe, b
                        place(space, at).c_str(), g.writer_line);
             }
             g.reader_epoch[me] = epoch;
+            g.readers |= 1u << me;
             continue;
         }
-        for (int r = 0; r < PARTS; ++r) {
-            if (clean && g.reader_epoch[r] && r != me && clock.t[r] < g.reader_epoch[r]) {
+        for (uint32_t left = g.readers & ~(1u << me); left; left &= left - 1) {
+            const int r = __builtin_ctz(left);
+            if (clean && clock.t[r] < g.reader_epoch[r]) {
                 clean = false;
                 conflict(space, at, me, "overwrites", r, "reads", 0);
             }
         }
-        std::memset(g.reader_epoch, 0, sizeof g.reader_epoch);
+        g.readers = 0;
         g.writer = (int16_t)me;
         g.writer_epoch = epoch;
         g.writer_line = line;

@@ -90,7 +90,7 @@ void asc_sync_notify(di_pipe from, di_pipe to, int id, di_at at) {
         machine.stop("event %d from %s to %s is set again before anything waited for it", id, twin::PIPE_NAMES[from],
                      twin::PIPE_NAMES[to]);
     }
-    flag.set = true;
+    flag.set = machine.core->used_flags = true;
     flag.clock = release(*machine.core, from);
 }
 

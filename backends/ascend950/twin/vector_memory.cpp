@@ -221,6 +221,24 @@ void asc_storealign_pack_quarter(uint8_t* dst, const vector_uint32_t& src, vecto
                    [&](int i) { return (uint8_t)src.lane[i]; });
 }
 
+namespace {
+
+// Elements that one scatter writes twice end in no particular order.
+void need_distinct(const vector_uint32_t& index, const vector_bool& mask) {
+    static uint64_t seen[1 << 10];  // of every element of 32 bits that UB has
+    for (int i = 0; i < 64; ++i) {
+        if (!on<uint32_t>(mask.bit, i) || index.lane[i] >= 64 << 10) continue;
+        uint64_t& word = seen[index.lane[i] / 64];
+        if (word >> (index.lane[i] % 64) & 1) machine.report("asc_scatter writes element %u twice", index.lane[i]);
+        word |= 1ull << (index.lane[i] % 64);
+    }
+    for (int i = 0; i < 64; ++i) {
+        if (index.lane[i] < 64 << 10) seen[index.lane[i] / 64] = 0;
+    }
+}
+
+}  // namespace
+
 #define DI_INDEXED(T) \
     void asc_gather(di_register_of<T>& dst, const T* base, const vector_uint32_t& index, vector_bool mask, di_at at) { \
         machine.issue(at); \
@@ -243,13 +261,9 @@ void asc_storealign_pack_quarter(uint8_t* dst, const vector_uint32_t& src, vecto
         inside_vf("asc_scatter"); \
         need_defined(index, mask, "asc_scatter"); \
         need_defined(src, mask, "asc_scatter"); \
+        need_distinct(index, mask); \
         for (int i = 0; i < REGISTER / 4; ++i) { \
             if (!on<T>(mask.bit, i)) continue; \
-            for (int k = 0; k < i; ++k) { \
-                if (on<T>(mask.bit, k) && index.lane[k] == index.lane[i]) { \
-                    machine.report("asc_scatter writes element %u twice", index.lane[i]); \
-                } \
-            } \
             const int64_t to = offset_of(base) + (int64_t)index.lane[i] * (int64_t)sizeof(T); \
             std::memcpy(machine.touch(machine.space(DI_SPACE_UB), to, sizeof(T), PIPE_V, true, false, sizeof(T), \
                                       "asc_scatter"), &src.lane[i], sizeof(T)); \
