@@ -18,3 +18,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cuda":
             item.add_marker(pytest.mark.skip(reason=_REASON))
+
+
+@pytest.fixture
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without a device in place of the real one, from here to the end of the process."""
+    from cuda import fake
+
+    from deepinfer.devices import NvidiaDevice
+
+    monkeypatch.setenv("DEEPINFER_ACCELERATOR", "nvidia")
+    monkeypatch.setattr("deepinfer.accelerator.nvidia_device", lambda: NvidiaDevice((9, 0), ""))
+    fake.library()
+    fake.forget()

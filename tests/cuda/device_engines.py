@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("DEEPINFER_ACCELERATOR", "nvidia")
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+os.environ["DEEPINFER_ACCELERATOR"] = "nvidia"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compiled
 import pytest
@@ -38,6 +38,7 @@ from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.model import EngineOptions
 from deepinfer.runtime.native_engine import Runner
 
+TESTS = Path(__file__).resolve().parents[1]
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 768, "max_model_len": 768}
 FILES = ("test_engine_v41.py", "test_engine_v4.py", "test_engine_bf16.py", "test_engine_rows.py")
 _WORKERS, _JOBS = 6, 4
