@@ -12,6 +12,7 @@ import numpy as np
 
 from deepinfer.runtime.store.arena import Arena
 from deepinfer.runtime.store.backends.mover import Mover
+from deepinfer.runtime.store.backends.threads import ThreadMover
 from deepinfer.runtime.store.catalog import Catalog
 from deepinfer.runtime.store.health import PUBLISHING, Health, is_full
 from deepinfer.runtime.store.index import hints_of
@@ -26,6 +27,7 @@ from deepinfer.runtime.store.tier import Flags, Status, Ticket
 from deepinfer.runtime.store.writer import OpenSegment, Row, Writers
 
 _BATCH = 16  # records of one write, one log entry each in one more, and one transaction of the index
+_LINGER = 0.002  # seconds that a block waits for others to share these with
 
 
 @dataclass(eq=False)
@@ -83,7 +85,8 @@ class Publisher:
                 return
             self._twins[write.key] = []
             self._waiting.append(write)
-            self._changed.notify()
+            if len(self._waiting) == 1 or len(self._waiting) % _BATCH == 0:
+                self._changed.notify()
         if self._inline:
             self.settle()
 
@@ -111,8 +114,12 @@ class Publisher:
             with self._changed:
                 while not self._waiting and not self._ending:
                     self._changed.wait()
+                if len(self._waiting) < _BATCH and not self._ending:
+                    self._changed.wait(_LINGER)
                 if not self._waiting:
-                    return
+                    if self._ending:
+                        return
+                    continue
                 batch = [self._waiting.popleft()]
                 while self._waiting and len(batch) < len(views) and self._waiting[0].cls == batch[0].cls:
                     batch.append(self._waiting.popleft())
@@ -166,24 +173,26 @@ class Publisher:
     def _write(self, s: OpenSegment, slots: list[int], batch: list[Write],
                views: list[memoryview]) -> list[Row]:
         now = int(self.catalog.guard.now())
-        heads = self._assemble(s.block.uuid, slots, batch, views, now)
+        writes, views = batch[: len(slots)], views[: len(slots)]
+        offset, written = s.block.offset(slots[0]), 0
+        if self._native is not None:
+            file = s.fd if isinstance(self.mover, ThreadMover) else -1
+            heads, written = self._native.assemble(s.block.uuid, slots, writes, views, now, file, offset)
+        else:
+            heads = [self._assembled(s.block.uuid, slot, write, view, now)
+                     for slot, write, view in zip(slots, writes, views, strict=True)]
+        if written < len(slots) * self.layout.stride:  # not by the native part, or not all: again, or with its error
+            self.mover.write(s.fd, views, offset)
         rows = [put_entry(write.key, write.parent, slot, write.flags, head, now)
-                for write, slot, head in zip(batch, slots, heads, strict=False)]
-        self.mover.write(s.fd, views[: len(slots)], s.block.offset(slots[0]))
+                for write, slot, head in zip(writes, slots, heads, strict=True)]
         if self.settings.durable:
             self.writers.files.sync(s.fd, Point.REORDERED)
         return rows
 
-    def _assemble(self, uuid: bytes, slots: list[int], batch: list[Write], views: list[memoryview],
-                  now: int) -> list[int]:
-        """Records of the first writes in the memory of ``views``; sums of their headers."""
-        writes = batch[: len(slots)]
-        if self._native is not None:
-            return self._native.assemble(uuid, slots, writes, views, now)
-        return [write_record(self.layout, view, uuid=uuid, slot=slot, key=write.key, parent=write.parent,
-                             number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
-                             extra=write.extra, written=now if write.written is None else write.written)
-                for write, slot, view in zip(writes, slots, views, strict=False)]
+    def _assembled(self, uuid: bytes, slot: int, write: Write, view: memoryview, now: int) -> int:
+        return write_record(self.layout, view, uuid=uuid, slot=slot, key=write.key, parent=write.parent,
+                            number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
+                            extra=write.extra, written=now if write.written is None else write.written)
 
     def _swap(self, s: OpenSegment, batch: list[Write], rows: list[Row]) -> None:
         """Point the index at copies, where it still points at what they are copies of."""

@@ -57,13 +57,25 @@ def test_a_record_has_the_bytes_that_python_gives_it(library: Path, layout: Layo
     native, chain = NativeRecords(library, layout), Chain(3, 5, layout)
     slots, memory = [7, 8, 9, 10, 11], np.full((5, layout.stride), 0xEE, dtype=np.uint8)
     views = [memoryview(row) for row in memory]
-    sums = native.assemble(UUID, slots, writes(chain, flags, OTHER), views, 0)
+    sums, _ = native.assemble(UUID, slots, writes(chain, flags, OTHER), views, 0)
     for i, write in enumerate(writes(chain, flags, OTHER)):
         theirs = bytearray(layout.stride)
         total = write_record(layout, memoryview(theirs), uuid=UUID, slot=slots[i], key=write.key, parent=write.parent,
                              number=i, ids=write.ids, payload=write.payload, flags=flags, extra=OTHER,
                              written=1_800_000_000 + i)
         assert bytes(views[i]) == bytes(theirs) and sums[i] == total
+
+
+def test_records_are_written_while_they_are_assembled(library: Path, tmp_path: Path) -> None:
+    native, chain = NativeRecords(library, LAYOUT), Chain(2, 7)
+    memory = np.zeros((7, LAYOUT.stride), dtype=np.uint8)
+    views, path = [memoryview(row) for row in memory], tmp_path / "segment"
+    with path.open("wb") as file:
+        written = native.assemble(UUID, list(range(7)), writes(chain), views, 0, file.fileno(), 4096)[1]
+    assert written == memory.nbytes and path.read_bytes() == bytes(4096) + memory.tobytes()
+    with path.open("rb") as file:
+        sums, written = native.assemble(UUID, list(range(7)), writes(chain), views, 0, file.fileno(), 4096)
+    assert written == -errno.EBADF and len(sums) == 7
 
 
 def judged(native: NativeRecords, chain: Chain, data: memoryview, slot: int, exact: bool = False) -> tuple[Ended, bool]:

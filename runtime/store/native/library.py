@@ -18,7 +18,7 @@ from deepinfer.runtime.store.layout import FORMAT, MOST_SECTIONS, Layout
 from deepinfer.runtime.store.record import seed_of
 from deepinfer.runtime.store.tier import Flags
 
-_ABI = 1
+_ABI = 2
 _SUMS = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")  # the first chooses its instructions by itself
 KEY = "V16"
 WANT = np.dtype([("fd", "<i4"), ("slot", "<u4"), ("offset", "<u8"), ("seed", "<u8"), ("uuid", KEY), ("key", KEY),
@@ -73,7 +73,7 @@ class NativeRecords:
             raise OSError(f"{library}: {failure}") from None
         if (abi, *sizes) != (_ABI, _LAYOUT.itemsize, WANT.itemsize, MAKE.itemsize):
             raise OSError(f"{library} is of another version")
-        self._dll.store_read.restype = ctypes.c_int64
+        self._dll.store_read.restype = self._dll.store_make.restype = ctypes.c_int64
         self._sum = _sum_address()
         self._layout = np.zeros(1, dtype=_LAYOUT)
         self._layout["stride"], self._layout["sections"] = layout.stride, len(layout.sections)
@@ -101,8 +101,12 @@ class NativeRecords:
         self._dll.store_give_up(_pointer(wants), ctypes.c_int64(len(wants)))
 
     def assemble(self, uuid: bytes, slots: Sequence[int], writes: Sequence[Content], views: Sequence[memoryview],
-                 now: int) -> list[int]:
-        """Fill ``views`` with the records of ``slots`` of a segment; the header sums, which name these very records."""
+                 now: int, fd: int = -1, offset: int = 0) -> tuple[list[int], int]:
+        """Fill ``views`` with the records of ``slots`` of a segment, and write them to its file ``fd``, if any.
+
+        Returns the header sums, which name these very records, and the bytes written: fewer than all where the file
+        took fewer, or a negative errno.
+        """
         makes = np.zeros(len(writes), dtype=MAKE)
         parts, first = parts_of([write.payload for write in writes])
         makes["record"] = [address_of(view) for view in views[: len(writes)]]
@@ -115,9 +119,10 @@ class NativeRecords:
             makes[name] = np.frombuffer(b"".join(getattr(write, name) for write in writes), dtype=KEY)
         makes["number"], makes["slot"] = [write.number for write in writes], slots
         makes["flags"] = [int(write.flags) for write in writes]
-        self._dll.store_make(self._at, _pointer(makes), ctypes.c_int64(len(makes)), self._sum)
+        written = int(self._dll.store_make(self._at, _pointer(makes), ctypes.c_int64(len(makes)), ctypes.c_int(fd),
+                                           ctypes.c_uint64(offset), self._sum))
         del parts  # lived until here
-        return [int(total) for total in makes["sum"].tolist()]
+        return [int(total) for total in makes["sum"].tolist()], written
 
 
 def open_native(library: Path | None, layout: Layout) -> tuple[NativeRecords | None, str]:

@@ -15,9 +15,10 @@
 
 namespace {
 
-constexpr int kAbi = 1;
+constexpr int kAbi = 2;
 constexpr int kMostSections = 16;
 constexpr int kMostNeighbours = 64;
+constexpr int kWrittenTogether = 4;
 constexpr uint32_t kHeaderBytes = 256;
 constexpr uint32_t kMagic = 0x63724944;  // "DIrc"
 constexpr uint16_t kReplayed = 1;
@@ -124,6 +125,39 @@ void end(const Layout& layout, const uint8_t* record, bool complete, Want& want,
   want.status = moves(&want.state, kWaiting, kEnded) ? status : kCancelled;
 }
 
+void assemble(const Layout& layout, Make& make, Sum sum) {
+  uint8_t* record = reinterpret_cast<uint8_t*>(make.record);
+  const Part* parts = reinterpret_cast<const Part*>(make.from);
+  const uint64_t ids = layout.offsets[0] - kHeaderBytes;
+  std::memcpy(record + kHeaderBytes, reinterpret_cast<const void*>(make.ids), ids);
+  uint64_t at = layout.offsets[0];
+  for (uint64_t i = 0; i < make.parts; i++) {
+    std::memcpy(record + at, reinterpret_cast<const void*>(parts[i].address), parts[i].size);
+    at += parts[i].size;
+  }
+  std::memset(record + at, 0, layout.stride - at);
+  Header head{};
+  head.magic = kMagic;
+  head.version = static_cast<uint16_t>(layout.format);
+  head.flags = static_cast<uint16_t>(make.flags);
+  std::memcpy(head.key, make.key, 16);
+  std::memcpy(head.parent, make.parent, 16);
+  head.number = make.number;
+  head.tokens = static_cast<uint32_t>(layout.tokens);
+  head.slot = make.slot;
+  std::memcpy(head.uuid, make.uuid, 16);
+  std::memcpy(head.space, layout.space, 16);
+  std::memcpy(head.extra, make.extra, 16);
+  head.written = make.written;
+  for (uint64_t i = 0; i < layout.sections; i++)
+    head.sums[i] = sum(record + layout.offsets[i], layout.offsets[i + 1] - layout.offsets[i], make.seed);
+  head.ids_sum = sum(record + kHeaderBytes, ids, make.seed);
+  std::memcpy(record, &head, sizeof head);
+  head.sum = sum(record, offsetof(Header, sum), make.seed);
+  std::memcpy(record + offsetof(Header, sum), &head.sum, 8);
+  make.sum = head.sum;
+}
+
 int64_t read_some(int fd, iovec* pieces, int count, uint64_t offset) {
   for (;;) {
     const ssize_t got = preadv(fd, pieces, count, static_cast<off_t>(offset));
@@ -202,39 +236,28 @@ STORE_API void store_give_up(Want* wants, int64_t count) {
       sched_yield();
 }
 
-// Assemble ``count`` records in their memory: ids, payload, filling, sums, header.
-STORE_API void store_make(const Layout* layout, Make* makes, int64_t count, Sum sum) {
-  for (int64_t n = 0; n < count; n++) {
-    Make& make = makes[n];
-    uint8_t* record = reinterpret_cast<uint8_t*>(make.record);
-    const Part* parts = reinterpret_cast<const Part*>(make.from);
-    const uint64_t ids = layout->offsets[0] - kHeaderBytes;
-    std::memcpy(record + kHeaderBytes, reinterpret_cast<const void*>(make.ids), ids);
-    uint64_t at = layout->offsets[0];
-    for (uint64_t i = 0; i < make.parts; i++) {
-      std::memcpy(record + at, reinterpret_cast<const void*>(parts[i].address), parts[i].size);
-      at += parts[i].size;
+// Assemble ``count`` records in their memory, and write them from ``offset`` on where there is a file (``fd`` >= 0): a
+// few at a time, while they are in the processor's cache. Returns the bytes written, fewer than asked for where the
+// file took fewer, or a negative errno; all records are assembled in any case.
+STORE_API int64_t store_make(const Layout* layout, Make* makes, int64_t count, int fd, uint64_t offset, Sum sum) {
+  int64_t written = 0;
+  bool going = fd >= 0;
+  for (int64_t first = 0; first < count; first += kWrittenTogether) {
+    iovec pieces[kWrittenTogether];
+    const int64_t n = count - first < kWrittenTogether ? count - first : kWrittenTogether;
+    for (int64_t i = 0; i < n; i++) {
+      assemble(*layout, makes[first + i], sum);
+      pieces[i] = {reinterpret_cast<void*>(makes[first + i].record), layout->stride};
     }
-    std::memset(record + at, 0, layout->stride - at);
-    Header head{};
-    head.magic = kMagic;
-    head.version = static_cast<uint16_t>(layout->format);
-    head.flags = static_cast<uint16_t>(make.flags);
-    std::memcpy(head.key, make.key, 16);
-    std::memcpy(head.parent, make.parent, 16);
-    head.number = make.number;
-    head.tokens = static_cast<uint32_t>(layout->tokens);
-    head.slot = make.slot;
-    std::memcpy(head.uuid, make.uuid, 16);
-    std::memcpy(head.space, layout->space, 16);
-    std::memcpy(head.extra, make.extra, 16);
-    head.written = make.written;
-    for (uint64_t i = 0; i < layout->sections; i++)
-      head.sums[i] = sum(record + layout->offsets[i], layout->offsets[i + 1] - layout->offsets[i], make.seed);
-    head.ids_sum = sum(record + kHeaderBytes, ids, make.seed);
-    std::memcpy(record, &head, sizeof head);
-    head.sum = sum(record, offsetof(Header, sum), make.seed);
-    std::memcpy(record + offsetof(Header, sum), &head.sum, 8);
-    make.sum = head.sum;
+    if (!going) continue;
+    const ssize_t got = pwritev(fd, pieces, static_cast<int>(n), static_cast<off_t>(offset) + written);
+    if (got < 0) {
+      written = errno == EINTR ? written : -errno;
+      going = false;
+      continue;
+    }
+    written += got;
+    going = got == n * static_cast<int64_t>(layout->stride);
   }
+  return written;
 }
