@@ -6,6 +6,7 @@ import csv
 import errno
 import hashlib
 import json
+import re
 import os
 import shutil
 import zipfile
@@ -320,7 +321,12 @@ def test_an_engine_of_other_surroundings_is_refused(engine: Path, key: str, valu
 def test_an_engine_for_another_target_names_both(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reseal(engine, lambda m: m.update(target="sm90"))
     monkeypatch.setenv(accelerator.VARIABLE, "cpu")
-    assert "found an engine for sm90; allowed cpu" in refused(engine)
+    assert "found an engine for sm90 on cpu (DEEPINFER_ACCELERATOR=cpu); allowed cpu" in refused(engine)
+
+
+def test_an_engine_for_a_target_that_is_compiled_for_only_says_so(engine: Path) -> None:
+    reseal(engine, lambda m: m.update(target="sm100"))
+    assert re.search("does not run them yet; found an engine for sm100; allowed .*cpu", refused(engine))
 
 
 def test_foreign_folders_are_told_from_damaged_ones(tmp_path: Path) -> None:
