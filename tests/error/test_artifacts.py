@@ -6,8 +6,8 @@ import csv
 import errno
 import hashlib
 import json
-import re
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
