@@ -127,7 +127,7 @@ class Soak:
             ignore_eos=True, replay=rng.choice(("off", "exact", plan.window, plan.window, plan.window + 3)),
             stop_token_ids=rng.choice(([], [], [5])), cache_salt=rng.choice((None, None, None, "other")),
             cache_class=rng.choice((None, "agent")))
-        request = self.core.make(f"r{self.events['arrival']}", prompt, p, priority=rng.choice((0, 0, 1)))
+        request = self.core.make(f"r{self.events['arrival']}", prompt, p, priority=rng.choice((0, 0, -1, 1)))
         self.core.add(request)
         self.open.append(request)
         self.events["arrival"] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch
 from compiled import checkpoint_of, engine_of
 from golden.cases import load_case
 from golden.gates import row_errors
+from soak_engine import by_log
 
 from deepinfer.errors import PlanError
-from deepinfer.runtime.clock import STEP, Replayed
+from deepinfer.runtime.clock import STEP
 from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.sampling_params import SamplingParams
@@ -59,20 +60,6 @@ def turns(llm: LLM, replay: Any, lengths: Sequence[int] = (150, 120, 100)) -> li
         out.append(llm.generate([text], params(replay), progress=False)[0])
         text += out[-1].token_ids
     return out
-
-
-def by_log(llm: LLM, prompt: Sequence[int], log: Iterable[Replayed], keep: int, count: int) -> list[int]:
-    """Greedy tokens of a session that replays where the log says."""
-    with llm.session(keep) as s:
-        for r in log:
-            if r.axis == STEP:
-                s.feed(prompt[len(s):r.floor], wanted=1)
-                s.adopt(r.floor, rerun=r.floor - r.start)
-        row, out = s.feed(prompt[len(s):], wanted=1)[-1], list[int]()
-        while len(out) < count:
-            out.append(int(row.argmax()))
-            row = s.feed(out[-1:])[-1]
-        return out
 
 
 @pytest.mark.parametrize("replay", ["off", "exact"])

@@ -69,6 +69,7 @@ def published_to_w(monkeypatch: pytest.MonkeyPatch) -> None:
     original = MemoryCache.committed
 
     def committed(self: MemoryCache, s: Sequence) -> None:
+        s.pull()
         clock, tokens = s.clock, s.output.token_ids
         n, count = clock.n, len(tokens)
         clock.n = max(n, clock.w)
