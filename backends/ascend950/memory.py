@@ -24,6 +24,7 @@ class Buffer:
     last: int = 1 << 30
     copies: int = 1
     offset: int = -1
+    turn: str = "io"  # variable that says which copy is meant
 
     @property
     def stride(self) -> int:

@@ -21,7 +21,8 @@ from deepinfer.backends.cpu.tile.program import cleaned
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
 from deepinfer.errors import InternalError
 
-HEADS = 64  # most heads of one item: they share the decoded keys
+HEADS, EXACT_HEADS = 64, 32  # most heads of one item, as bf16 and as f32: they share the decoded keys
+STORED = 8  # heads whose results are on their way out
 KEYS, MINE = 64, 32  # keys of a tile, and of a vector core
 
 
@@ -69,7 +70,8 @@ def slots_of(op: Operand, width: int, kv: int, plain: str = "") -> tuple[list[Sl
     parts = record_parts(op.type)
     if kv > 1 and len(parts) > 1:
         raise InternalError(f"heads do not divide a record of several parts ({op.type})")
-    out, at = [], 0
+    out: list[Slot] = []
+    used = 0
     for p in parts:
         t, n = p.dtype, p.count if kv == 1 else op.size // kv
         n = min(n, width - p.first) if kv == 1 else width
@@ -80,13 +82,13 @@ def slots_of(op: Operand, width: int, kv: int, plain: str = "") -> tuple[list[Sl
         whole = op.size // kv
         code_at = f"{p.codes}" + (f" + kv * {t.data_bytes(whole)}" if kv > 1 else "")
         scale_at = f"{p.scales}" + (f" + kv * {t.scale_bytes(whole)}" if kv > 1 and t.is_block else "")
-        codes, at = at, at + padded(t.data_bytes(n), 32)
-        scales = at
+        codes, used = used, used + padded(t.data_bytes(n), 32)
+        scales = used
         if t.is_block:
-            at += padded(t.scale_bytes(n), 32)
+            used += padded(t.scale_bytes(n), 32)
         kind = {"f32": "float", "bf16": "uint16_t"}.get(t.name, "uint8_t")
         out.append(Slot(Part(t, p.first, n, 0, 0), codes, scales, code_at, scale_at, kind))
-    return out, at
+    return out, used
 
 
 class Sources:
@@ -161,7 +163,7 @@ def emit(spec: KernelSpec) -> AscendSource:
     exact = spec.get("rounds") == "bf16" and all(stored(o.type).name == "bf16" for o in (q, *cached))
     size = 2 if exact else 4
     share = heads // kv
-    group = next(g for g in range(min(share, HEADS), 0, -1) if share % g == 0)
+    group = next(g for g in range(min(share, HEADS if exact else EXACT_HEADS), 0, -1) if share % g == 0)
     rows = 32 if group <= 32 else 64
     wide, tall = padded(d, 64), padded(vd, 16)
     signature.axis("seq"), signature.axis("pos")
@@ -169,7 +171,7 @@ def emit(spec: KernelSpec) -> AscendSource:
     sources = [made.made(n, s) for n, s in enumerate(spec.get("sources"))]
     memories = _memories(spec, sources, size, rows, wide, tall)
     ub = memories[0]
-    function, store = _epilogue(spec, signature, ub, heads, vd, tall, rows // 2)
+    function, store = _epilogue(spec, signature, ub, heads, vd, tall)
     for m in memories:
         m.place()
     at: dict[str, Any] = {}
@@ -184,20 +186,23 @@ def emit(spec: KernelSpec) -> AscendSource:
                   q_kind=signature.element(spec.get("q")), sink=signature.param(sink) if sink >= 0 else "",
                   scale=f"{float(spec.get('scale'))!r}f",
                   rounds=bool(spec.get("rounds")) and not exact, formats=FORMATS, function=text[0], call=text[1],
-                  store=store, turned="di_turned_words" if exact else "di_turned_rows", depth=256 // size, grain=32 // size, ub_buffers=ub.declared(),
+                  store=store, turned="di_turned_words" if exact else "di_turned_rows", depth=256 // size,
+                  part=MINE // 2 if exact else MINE, grain=32 // size, ub_buffers=ub.declared(), stored=STORED,
                   l1_buffers=memories[1].declared(), cube_buffers=[x for m in memories[1:] for x in m.declared()])
 
 
 def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wide: int, tall: int) -> list[Memory]:
     ub, l1, l0a, l0b, l0c = (Memory(s, spec.title) for s in ("UB", "L1", "L0A", "L0B", "L0C"))
-    ub.new("q_raw", 8 * wide * 4 + 256)
+    q = stored(spec.operands[spec.get("q")].type).name
+    ub.new("q_raw", 8 * wide * (2 if q == "bf16" else 4) + 256)
     ub.new("q_wide", 8 * wide * size)
     pitch = max(max(s.keys.pitch, s.values.pitch if s.values else 0) for s in sources)
     ub.new("raw", MINE * pitch + 512)
-    ub.new("scales", MINE * 256 + 256)
-    ub.new("keys", MINE * wide * 4 + 512)
+    part = MINE // 2 if size == 2 else MINE  # keys that are decoded at once; f32 ones stay where they are decoded
+    ub.new("scales", part * 256 + 256)
+    ub.new("keys", part * wide * 4 + 512)
     if any(s.values for s in sources):
-        ub.new("values", MINE * padded(tall, 64) * 4 + 512)
+        ub.new("values", part * padded(tall, 64) * 4 + 512)
     if size == 2:
         ub.new("narrow", MINE * wide * 2)
     ub.new("turned", padded(tall, 64) * MINE * size + 512)
@@ -218,9 +223,9 @@ def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wid
     return [ub, l1, l0a, l0b, l0c]
 
 
-def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd: int, tall: int,
-              half: int) -> tuple[Function, dict[str, Any]]:
-    """Stores of the rows ``acc`` [heads of a vector core, features]."""
+def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd: int,
+              tall: int) -> tuple[Function, dict[str, Any]]:
+    """Stores of rows of ``acc`` [heads of a vector core, features], from head ``h``."""
     program = spec.slot("epilogue")
     assert program is not None
     ops = cleaned(program, spec.operands)
@@ -230,12 +235,14 @@ def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd
 
     def leaf(f: Function, i: int, index: Index) -> str | None:
         if ops[i].op == "acc":
-            return f.read(Array(ub.buffers["acc"]), Ix.var(LANE) + Ix.var("r") * tall)
+            first = f.argument(f"h * {tall // 16}", "uint32_t")
+            f.space.extents[first] = heads
+            return f.read(Array(ub.buffers["acc"]), Ix.var(LANE) + Ix.var("r") * tall + Ix.var(first) * 16)
         return None
 
     (o,) = stores
     element = signature.element(o.get("operand"))
-    out = ub.new("out", half * padded(vd, 16) * BYTES[element] + 256)
+    out = ub.new("out", STORED * padded(vd, 16) * BYTES[element] + 256)
     f = Function(f"{spec.symbol}_e", ops, leaf)
     f.space.extents |= {"r": heads, LANE: vd}
     flat = {2: (Ix.var("r"), Ix.var(LANE)), 1: (Ix.var("r") * vd + Ix.var(LANE),)}
@@ -245,7 +252,7 @@ def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd
     value = f.value(o.args[0], flat[len(source.dims)])
     kind = "float" if element == "*f32" else "uint16_t"
     f.write(Array(out, kind), Ix.var(LANE) + Ix.var("r") * padded(vd, 16), value)
-    rows = f.argument("mine_heads", "uint32_t")
+    rows = f.argument("some", "uint32_t")
     f.lines = [f"for (uint16_t r = 0; r < {rows}; ++r) {{", f"    uint32_t left = {vd};",
                f"    for (uint16_t c = 0; c < {-(-vd // 64)}; ++c) {{",
                "        vector_bool m = asc_update_mask_b32(left);", *("        " + x for x in f.lines), "    }", "}"]

@@ -185,7 +185,8 @@ class Epilogue:
         rows, count = f.argument("valid", "uint32_t"), f.argument("width", "uint32_t")
         f.lines = [f"for (uint16_t r = 0; r < {rows}; ++r) {{", f"    uint32_t left = {count};",
                    f"    for (uint16_t v = 0; v < {-(-self.half // 64)}; ++v) {{",
-                   "        vector_bool m = asc_update_mask_b32(left);", *("        " + x for x in f.lines), "    }", "}"]
+                   "        vector_bool m = asc_update_mask_b32(left);", *("        " + x for x in f.lines), "    }",
+                   "}"]
         self.functions.append("\n".join(f.text()))
         return f.call()
 

@@ -6,7 +6,7 @@ from deepinfer.backends.ascend950.memory import Memory, single
 from deepinfer.backends.ascend950.signature import Signature
 from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage, render
 from deepinfer.backends.ascend950.tile.printer import Printer
-from deepinfer.codegen.kernels.spec import KernelSpec
+from deepinfer.codegen.kernels.spec import KernelSpec, TileProgram
 from deepinfer.errors import InternalError, PlanError
 
 
@@ -14,16 +14,11 @@ def emit(spec: KernelSpec) -> AscendSource:
     program = spec.slot("body")
     if program is None:
         raise InternalError(f"{spec.title}: a rowwise kernel without a body")
-    signature, memory = Signature(spec), Memory("UB", spec.title)
-    signature.axis("seq")
-    printer = Printer(program, signature, memory)
-    printer.statements()
     try:
-        used = memory.place()
+        signature, memory, printer, used = _planned(spec, program, pieces=False)
     except PlanError:
-        single(memory.buffers.values())
-        used = memory.place()
-    turns = any(b.copies > 1 for b in memory.buffers.values())
+        signature, memory, printer, used = _planned(spec, program, pieces=True)
+    turns = any(b.copies > 1 and b.turn == "io" for b in memory.buffers.values())
     stage = Stage(spec.symbol, VECTOR, Grid(), (("UB", used),))
 
     def resolved(lines: list[str]) -> list[str]:
@@ -33,3 +28,17 @@ def emit(spec: KernelSpec) -> AscendSource:
                   functions=resolved(printer.functions), heads=resolved(printer.heads), loads=resolved(printer.loads),
                   body=resolved(printer.lines), stores=resolved(printer.stores), turns=turns,
                   buffers=memory.declared())
+
+
+def _planned(spec: KernelSpec, program: TileProgram, *, pieces: bool) -> tuple[Signature, Memory, Printer, int]:
+    """The printed program and its plan; the copies of two rows where they fit."""
+    signature, memory = Signature(spec), Memory("UB", spec.title)
+    signature.axis("seq")
+    printer = Printer(program, signature, memory, pieces=pieces)
+    printer.statements()
+    try:
+        used = memory.place()
+    except PlanError:
+        single(b for b in memory.buffers.values() if b.turn == "io")
+        used = memory.place()
+    return signature, memory, printer, used

@@ -95,7 +95,8 @@ def _selection(signature: Signature, n: int, s: dict[str, Any]) -> dict[str, Any
         return f"{base} + ({signature.row_of(op.rows)}) * {op.size}"
 
     out = {"n": n, "k": s["k"], "kept": padded(s["k"], 64), "block": s["block"], "given": "", "pinned": "",
-           "listed": "", "count": 0, "within": s["within_block"] or 1, "out": place(s["out"], signature.value(s["out"]))}
+           "listed": "", "count": 0, "within": s["within_block"] or 1,
+           "out": place(s["out"], signature.value(s["out"]))}
     if s["pin"] >= 0:
         out["given"], out["pinned"] = signature.pin(s["pin"], "given"), place(s["pin"], signature.pin(s["pin"]))
     if s["within"] >= 0:
@@ -107,7 +108,8 @@ def _selection(signature: Signature, n: int, s: dict[str, Any]) -> dict[str, Any
 def _memories(spec: KernelSpec, passes: list[dict[str, Any]], selections: list[dict[str, Any]], size: int, rows: int,
               wide: int, pitch: int) -> list[Memory]:
     ub, l1, l0a, l0b, l0c = (Memory(s, spec.title) for s in ("UB", "L1", "L0A", "L0B", "L0C"))
-    ub.new("q_raw", 8 * wide * 4 + 256)
+    q = stored(spec.operands[spec.get("q")].type).name
+    ub.new("q_raw", 8 * wide * (2 if q == "bf16" else 4) + 256)
     ub.new("q_wide", 8 * wide * size)
     ub.new("raw", MINE * pitch + 512)
     ub.new("scales", MINE * 256 + 256)

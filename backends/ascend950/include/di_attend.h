@@ -62,9 +62,9 @@ __simd_vf__ inline void di_widen_rows(__ubuf__ S* x, __ubuf__ float* y, uint32_t
         }
     }
 }
-// Columns of 32 rows become rows of 32: [n][32].
-__simd_vf__ inline void di_turned_rows(__ubuf__ float* x, __ubuf__ float* y, uint32_t n, uint32_t wide) {
-    for (uint16_t r = 0; r < 32; ++r) {
+// Columns of `rows` rows become rows of 32: [n][32].
+__simd_vf__ inline void di_turned_rows(__ubuf__ float* x, __ubuf__ float* y, uint32_t n, uint32_t wide, uint32_t rows) {
+    for (uint16_t r = 0; r < rows; ++r) {
         uint32_t left = n;
         for (uint16_t c = 0; c < (n + 63) / 64; ++c) {
             vector_bool m = asc_update_mask_b32(left);
@@ -75,8 +75,9 @@ __simd_vf__ inline void di_turned_rows(__ubuf__ float* x, __ubuf__ float* y, uin
     }
 }
 // The same as bf16: two rows of x are the halves of a word.
-__simd_vf__ inline void di_turned_words(__ubuf__ float* x, __ubuf__ uint16_t* y, uint32_t n, uint32_t wide) {
-    for (uint16_t r = 0; r < 16; ++r) {
+__simd_vf__ inline void di_turned_words(__ubuf__ float* x, __ubuf__ uint16_t* y, uint32_t n, uint32_t wide,
+                                        uint32_t rows) {
+    for (uint16_t r = 0; r < rows / 2; ++r) {
         uint32_t left = n;
         for (uint16_t c = 0; c < (n + 63) / 64; ++c) {
             vector_bool m = asc_update_mask_b32(left);

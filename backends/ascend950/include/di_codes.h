@@ -487,4 +487,69 @@ __simd_vf__ inline void di_fill_array(__ubuf__ float* y, float v, uint32_t n) {
     }
 }
 
+// The sum (times share) or the largest of 64 lanes.
+__simd_vf__ inline void di_fold_sum(__ubuf__ float* x, __ubuf__ float* y, float share) {
+    vector_bool all = di_all();
+    vector_float v;
+    asc_loadalign(v, x);
+    asc_reduce_sum(v, v, all);
+    asc_mul_scalar(v, v, share, all);
+    asc_storealign_1st(y, v);
+}
+__simd_vf__ inline void di_fold_max(__ubuf__ float* x, __ubuf__ float* y, float) {
+    vector_bool all = di_all();
+    vector_float v;
+    asc_loadalign(v, x);
+    asc_reduce_max(v, v, all);
+    asc_storealign_1st(y, v);
+}
+// The place of the largest of a long row: start, a piece of it, end. 0 where nothing is above -inf.
+__simd_vf__ inline void di_best_start(__ubuf__ float* best, __ubuf__ int32_t* at) {
+    vector_bool all = di_all();
+    vector_float x;
+    vector_int32_t i;
+    asc_duplicate_scalar(x, -INFINITY, all);
+    asc_duplicate_scalar(i, (int32_t)0x7fffffff, all);
+    asc_storealign(best, x, all);
+    asc_storealign(at, i, all);
+}
+__simd_vf__ inline void di_best_more(__ubuf__ float* x, __ubuf__ float* best, __ubuf__ int32_t* at, uint32_t n,
+                                     int32_t first) {
+    vector_bool all = di_all();
+    vector_float top;
+    vector_int32_t place;
+    asc_loadalign(top, best);
+    asc_loadalign(place, at);
+    uint32_t left = n;
+    for (uint16_t c = 0; c < (n + 63) / 64; ++c) {
+        vector_bool m = asc_update_mask_b32(left), over;
+        vector_float v;
+        vector_int32_t lane;
+        asc_loadalign(v, x + c * 64);
+        asc_arange(lane, first + (int32_t)(c * 64));
+        asc_gt(over, v, top, m);
+        asc_select(top, v, top, over);
+        asc_select(place, lane, place, over);
+    }
+    asc_storealign(best, top, all);
+    asc_storealign(at, place, all);
+}
+__simd_vf__ inline void di_best_end(__ubuf__ float* best, __ubuf__ int32_t* at) {
+    vector_bool all = di_all(), equal, none;
+    vector_float x, top, every;
+    vector_int32_t place, missing, first, zero;
+    asc_loadalign(x, best);
+    asc_loadalign(place, at);
+    asc_reduce_max(top, x, all);
+    asc_duplicate(every, top, all);
+    asc_eq(equal, x, every, all);
+    asc_duplicate_scalar(missing, (int32_t)0x7fffffff, all);
+    asc_select(place, place, missing, equal);
+    asc_reduce_min(first, place, all);
+    asc_eq(none, first, missing, all);
+    asc_duplicate_scalar(zero, (int32_t)0, all);
+    asc_select(first, zero, first, none);
+    asc_storealign_1st(at, first);
+}
+
 #endif

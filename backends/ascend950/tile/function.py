@@ -48,6 +48,7 @@ class Function:
     lines: list[str] = field(default_factory=list)
     memo: dict[tuple[int, Index], str] = field(default_factory=dict)
     piece: str = "c"  # variable that counts vectors along the lanes
+    outer: bool = False  # all loops but that over vectors are around the call: places come as arguments
     count: int = 0
     cycles: int = 0
 
@@ -86,12 +87,15 @@ class Function:
 
     def place(self, rest: Ix, step: int) -> str:
         text = str(rest)
+        if self.outer and rest.terms:
+            text = self.argument(f"(uint32_t)({rest})", "uint32_t")
         return text if not step else f"{text} + {self.piece} * {LANES * step}"
 
     @staticmethod
     def aligned(rest: Ix, kind: str) -> bool:
+        """``at`` counts whole pieces, which are aligned."""
         grain = 8 if kind == "float" else 16
-        return rest.const % grain == 0 and all(k % grain == 0 for _, k in rest.terms)
+        return rest.const % grain == 0 and all(v == "at" or k % grain == 0 for v, k in rest.terms)
 
     def read(self, array: Array, at: Ix) -> str:
         """A register of the elements at an index."""
@@ -99,7 +103,7 @@ class Function:
         p = self.pointer(array)
         out = self.new()
         if step == 0:
-            self.emit(f"di_load_one({out}, {p} + ({rest}));")
+            self.emit(f"di_load_one({out}, {p} + ({self.place(rest, 0)}));")
         elif step == 1 and self.aligned(rest, array.kind):
             self.emit(f"di_load({out}, {p} + ({self.place(rest, 1)}));")
         elif array.kind == "float":

@@ -47,8 +47,9 @@ class Printer:
     what is loaded once."""
 
     def __init__(self, program: TileProgram, signature: Signature, memory: Memory, prefix: str = "t",
-                 acc: Leaf | None = None, last: bool = False) -> None:
+                 acc: Leaf | None = None, last: bool = False, pieces: bool = False) -> None:
         self.signature, self.memory, self.prefix, self.acc = signature, memory, prefix, acc
+        self.pieces, self.part, self.turn = pieces, 0, "io"
         self.analysis = analyse(program, signature.spec.operands, last=last)
         self.ops = self.analysis.ops
         self.wanted = last
@@ -69,7 +70,7 @@ class Printer:
 
     def child(self, body: TileProgram, prefix: str) -> Printer:
         """Printer of the body of a loop, which shares everything but the program."""
-        inner = Printer(body, self.signature, self.memory, prefix, self.acc, last=True)
+        inner = Printer(body, self.signature, self.memory, prefix, self.acc, last=True, pieces=self.pieces)
         inner.functions, inner.loads, inner.heads = self.functions, self.loads, self.heads
         inner.constants = self.constants
         inner.operands, inner.step, inner.count = self.operands, self.step, self.count
@@ -85,7 +86,9 @@ class Printer:
     def fixed(self, stem: str, nbytes: int, copies: int = 1) -> Buffer:
         """Room that other units touch as well."""
         self.count += 1
-        return self.memory.new(f"{self.prefix}{self.count}_{stem}", nbytes + SLACK, copies)
+        b = self.memory.new(f"{self.prefix}{self.count}_{stem}", nbytes + SLACK, copies)
+        b.turn = self.turn
+        return b
 
     def say(self, text: str) -> None:
         """A statement; what it mentions lives until here."""
@@ -99,6 +102,13 @@ class Printer:
             if b.last < (1 << 30):
                 b.last = max(b.last, self.step)
 
+    def outlive(self, lines: Sequence[str], first: int) -> None:
+        """What was made before step ``first`` and is read in a loop lives as long as the loop."""
+        for name in {name for line in lines for name, _ in _TOKEN.findall(line)}:
+            b = self.memory.buffers[name]
+            if b.first <= first and b.last < (1 << 30):
+                b.last = max(b.last, self.step)
+
     @staticmethod
     def at(b: Buffer, kind: str, offset: int | str = 0) -> str:
         """Address of an element of a buffer."""
@@ -109,7 +119,7 @@ class Printer:
         """Addresses instead of names, once buffers are placed."""
         def one(match: re.Match[str]) -> str:
             b = self.memory.buffers[match[1]]
-            turn = f" + io * {b.stride}" if b.copies > 1 else ""
+            turn = f" + {b.turn} * {b.stride}" if b.copies > 1 else ""
             return f"DI_UB({match[2]}, {b.offset}{turn})"
 
         return _TOKEN.sub(one, text)
@@ -123,6 +133,8 @@ class Printer:
         element = s.element(operand)
         if element not in ("*f32", "*bf16"):
             raise InternalError(f"operand {operand} of {op.dtype} is no array of floats")
+        if self.part and op.dims[0] % self.part == 0 and op.dims[0] > self.part:
+            return self._loaded_part(operand)
         nbytes = op.size * BYTES[element]
         once = op.role == "param"
         b = self.fixed(f"p{operand}", nbytes, 1 if once else 2)
@@ -132,6 +144,17 @@ class Printer:
             row = s.row_of(op.rows)
             self.loads.append(f"di_in({self.at(b, 'uint8_t')}, {s.value(operand)} + ({row}) * {s.elements(operand)}, "
                               f"{nbytes});")
+        self.operands[operand] = Array(b, "float" if element == "*f32" else "uint16_t")
+        return self.operands[operand]
+
+    def _loaded_part(self, operand: int) -> Array:
+        """``part`` of the leading dim of an operand: part number ``part``."""
+        s, op, element = self.signature, self.signature.operand(operand), self.signature.element(operand)
+        count = op.size // op.dims[0] * self.part
+        b = self.fixed(f"p{operand}", count * BYTES[element], 2)
+        row = s.param(operand) if op.role == "param" else (
+            f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}")
+        self.loads.append(f"di_in({self.at(b, 'uint8_t')}, {row} + part * {count}, {count * BYTES[element]});")
         self.operands[operand] = Array(b, "float" if element == "*f32" else "uint16_t")
         return self.operands[operand]
 
@@ -233,12 +256,13 @@ class Printer:
             array = self.array(i)
             return array if array.kind == "float" else self.wide(array, size(o))
         self.arrays[i] = self.made(i)
-        return self.arrays[i]
+        return self.arrays[i] if self.arrays[i].kind == "float" else self.wide(self.arrays[i], size(o))
 
     def made(self, i: int) -> Array:
         """A new array of an op's elements."""
         o = self.ops[i]
-        out = Array(self.temporary(o.op, size(o) * 4))
+        words = self.pieces and o.op == "round" and o.get("dtype") == "bf16" and o.dims[-1] % 16 == 0
+        out = Array(self.temporary(o.op, size(o) * (2 if words else 4)), "uint16_t" if words else "float")
         self.fill(i, o.dims, out, lambda index: linear(o.dims, index))
         return out
 
@@ -252,16 +276,21 @@ class Printer:
 
     def fill(self, i: int, dims: Sequence[int], out: Array, place: Callable[[Index], Ix]) -> None:
         """Writes all elements of op i to ``out``."""
+        from deepinfer.backends.ascend950.tile import pieces
+
+        if pieces.needed(self, i):
+            pieces.fill(self, i, dims, out, place)
+            return
         f = self.function()
         extents = refined(dims, self.shapes_below(i)) or [1]
         index = self.nest(f, extents, dims)
         being_made = i in self.kept and i not in self.arrays
-        value = self._computed(f, i, index) if being_made else f.value(i, index)
+        value = self.computed(f, i, index) if being_made else f.value(i, index)
         f.write(out, place(index), value)
         f.lines = looped(extents, f.lines)
         self.call(f)
 
-    def _computed(self, f: Function, i: int, index: Index) -> str:
+    def computed(self, f: Function, i: int, index: Index) -> str:
         """The arithmetic of an op that has an array, which is being filled."""
         self.kept.discard(i)
         value = f.value(i, index)

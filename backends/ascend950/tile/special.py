@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepinfer.backends.ascend950.signature import BYTES
+from deepinfer.backends.ascend950.tile import pieces
 from deepinfer.backends.ascend950.tile.function import LANE, Array, c_float, joined
 from deepinfer.backends.cpu.storage import Part, record_parts
 from deepinfer.backends.cpu.tile.index import Ix, linear, refined
@@ -31,9 +32,11 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
     reduced = [d for d in o.get("dims") if source.dims[d] > 1]
     kept = [d for d, n in enumerate(source.dims) if n > 1 and d not in reduced]
     out = Array(p.temporary("reduce", size(o) * 4))
-    f = p.function()
     count = int(np.prod([source.dims[d] for d in reduced], dtype=np.int64))
     across = not kept or max(reduced) > max(kept)  # the lanes are reduced as well
+    if pieces.needed(p, o.args[0]):
+        return pieces.reduce(p, o, reduced, kept, out)
+    f = p.function()
     index: list[Ix] = [Ix()] * len(source.dims)
     outer: list[tuple[str, int]] = []
     inner: list[tuple[str, int]] = []
@@ -62,15 +65,15 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
     head = [f"for (uint16_t {name} = 0; {name} < {n}; ++{name}) {{" for name, n in inner]
     tail = ["}"] * len(inner)
     masked = "vector_bool m = asc_update_mask_b32(left);"
-    pieces = f"for (uint16_t c = 0; c < {-(-lanes // 64)}; ++c) {{"
+    vectors = f"for (uint16_t c = 0; c < {-(-lanes // 64)}; ++c) {{"
     if across:
         op = "asc_reduce_max" if how == "max" else "asc_reduce_sum"
-        body = [*begin, *head, f"uint32_t left = {lanes};", pieces, masked, *f.lines, *fold, "}", *tail,
+        body = [*begin, *head, f"uint32_t left = {lanes};", vectors, masked, *f.lines, *fold, "}", *tail,
                 f"{op}(total, total, all);", *share, f"asc_storealign_1st({pointer} + ({at}), total);"]
     else:
         f_lines, f.lines = f.lines, []
         f.write(out, at, "total")
-        body = [f"uint32_t left = {lanes};", pieces, masked, *begin, *head, *f_lines, *fold, *tail, *share, *f.lines,
+        body = [f"uint32_t left = {lanes};", vectors, masked, *begin, *head, *f_lines, *fold, *tail, *share, *f.lines,
                 "}"]
     for name, n in reversed(outer):
         body = [f"for (uint16_t {name} = 0; {name} < {n}; ++{name}) {{", *body, "}"]
@@ -83,7 +86,8 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
 def _encode(p: Printer, i: int, o: TileOp) -> Array:
     t = DType.parse(o.get("dtype"))
     x = p.floats(o.args[0])
-    out = Array(p.temporary("encode", size(o) * 4))
+    alone = p.pieces and p.analysis.readers[o.args[0]] == [i] and x.buffer.last < (1 << 30) and o.args[0] in p.arrays
+    out = x if alone else Array(p.temporary("encode", size(o) * 4))
     parts = t.parts or ((t, o.dims[-1]),)
     rows = size(o) // o.dims[-1] if len(parts) > 1 else 1
     for row in range(rows):
@@ -295,6 +299,8 @@ def _topk(p: Printer, i: int, o: TileOp) -> list[str]:
     source = p.ops[o.args[0]]
     k, n = (o.get("k") if o.op == "topk" else 1), source.dims[-1]
     lead = size(source) // n
+    if p.pieces and n > 8192:
+        return pieces.best(p, i, o, k, lead)
     work = Array(p.temporary("work", size(source) * 4))
     p.fill(o.args[0], source.dims, work, lambda index: linear(source.dims, index))
     out = p.fixed("picked", 4 * k * lead)
@@ -332,19 +338,10 @@ def _scan(p: Printer, i: int, o: TileOp) -> Array:
     out = inner.floats(len(inner.ops) - 1)
     inner.say(f"asc_vf_call<di_copy>({p.at(out.buffer, 'float')}, {p.at(carry.buffer, 'float')}, {n});")
     p.step = inner.step + 1
-    for name in {name for line in inner.lines for name in _names(line)}:
-        b = p.memory.buffers[name]
-        if b.first <= first and b.last < (1 << 30):
-            b.last = max(b.last, p.step)
+    p.outlive(inner.lines, first)
     p.lines += [f"for (uint16_t {p.prefix}{i} = 0; {p.prefix}{i} < {o.get('trips')}; ++{p.prefix}{i}) {{",
                 *("    " + x for x in inner.lines), "}"]
     return carry
-
-
-def _names(line: str) -> list[str]:
-    from deepinfer.backends.ascend950.tile.printer import _TOKEN
-
-    return [name for name, _ in _TOKEN.findall(line)]
 
 
 # ---- state ---------------------------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES
-from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index
+from deepinfer.backends.ascend950.tile import pieces
+from deepinfer.backends.ascend950.tile.function import Array
 from deepinfer.backends.ascend950.tile.special import FORMATS
 from deepinfer.backends.cpu.storage import Part, record_parts
-from deepinfer.backends.cpu.tile.index import Ix, linear, refined
+from deepinfer.backends.cpu.tile.index import linear, refined
 from deepinfer.backends.cpu.tile.program import size
 from deepinfer.codegen.kernels.spec import TileOp
 from deepinfer.errors import InternalError
@@ -17,15 +18,13 @@ from deepinfer.errors import InternalError
 if TYPE_CHECKING:
     from deepinfer.backends.ascend950.tile.printer import Printer
 
-PIECE = 4096  # elements of a long row that are worked on at once
-PIECE_IN, PIECE_OUT = 6, 7  # locks of the pieces
-
-
 def store(p: Printer, o: TileOp) -> None:
     s, operand, (source,) = p.signature, o.get("operand"), o.args
     op = s.operand(operand)
     element = s.element(operand)
     target = f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}"
+    if p.part:
+        target += f" + part * {size(o)}"
     nbytes = size(o) * BYTES[element]
     if p.integers.has(source):
         names = p.integers.elements(source)
@@ -37,8 +36,15 @@ def store(p: Printer, o: TileOp) -> None:
         p.say("di_scalar_to_copies();")
         p.stores.append(f"di_out({target}, {p.at(b, 'uint8_t')}, {nbytes});")
         return
-    if size(o) > LONG_ROW:
-        _pieces(p, o, target, element)
+    if p.pieces and pieces.splits(p, o):
+        pieces.split(p, o)
+        return
+    if p.pieces and size(o) >= pieces.LEAST and not p.part:
+        joined = p.ops[source]
+        if joined.op == "concat" and source in p.kept and joined.get("dim") < len(joined.dims) - 1:
+            _joined(p, o, joined, target, element)
+        else:
+            pieces.store(p, o, target, element)
         return
     out = Array(p.fixed("out", nbytes, 2), "float" if element == "*f32" else "uint16_t")
     extents = refined(o.dims, p.shapes_below(source)) or [1]
@@ -51,69 +57,14 @@ def store(p: Printer, o: TileOp) -> None:
     p.stores.append(f"di_out({target}, {p.at(out.buffer, 'uint8_t')}, {nbytes});")
 
 
-LONG_ROW = 8192
-
-
-def _pieces(p: Printer, o: TileOp, target: str, element: str) -> None:
-    """A long row, a piece after the other."""
-    out = Array(p.fixed("piece", 4 * PIECE, 2), "float" if element == "*f32" else "uint16_t")
-    n = o.dims[-1]
-    for lead in product(*(range(d) for d in o.dims[:-1])):
-        f = p.function()
-        f.space.extents[LANE] = PIECE
-        f.space.extents["at"] = n
-        rooms: dict[str, tuple[Array, str]] = {}
-        f.leaf = lambda g, i, index, rooms=rooms: _piece(p, rooms, g, i, index)  # type: ignore[misc]
-        index = (*(Ix((), k) for k in lead), Ix.var(LANE) + Ix.var("at"))
-        value = f.value(o.args[0], index)
-        f.write(out, Ix.var(LANE), value)
-        count = f.argument("n", "uint32_t")
-        f.lines = [f"uint32_t left = {count};", f"const uint16_t chunks = ({count} + 63) / 64;",
-                   "for (uint16_t c = 0; c < chunks; ++c) {", "    vector_bool m = asc_update_mask_b32(left);",
-                   *("    " + x for x in f.lines), "}"]
-        p.functions.append("\n".join(f.text()))
-        first = int(linear(o.dims, tuple(Ix((), k) for k in (*lead, 0))).const)
-        p.say(f"for (int64_t at = 0; at < {n}; at += {PIECE}) {{")
-        for line in (f"const uint32_t n = (uint32_t)di_min64({PIECE}, {n} - at);", f"asc_lock(PIPE_MTE2, {PIECE_IN});",
-                     *(copy for _, copy in rooms.values()), f"asc_unlock(PIPE_MTE2, {PIECE_IN});",
-                     f"asc_lock(PIPE_V, {PIECE_IN});", f"asc_lock(PIPE_V, {PIECE_OUT});", f.call(),
-                     f"asc_unlock(PIPE_V, {PIECE_OUT});", f"asc_unlock(PIPE_V, {PIECE_IN});",
-                     f"asc_lock(PIPE_MTE3, {PIECE_OUT});",
-                     f"di_out({target} + {first} + at, {p.at(out.buffer, 'uint8_t')}, n * {BYTES[element]});",
-                     f"asc_unlock(PIPE_MTE3, {PIECE_OUT});"):
-            p.say("    " + line)
-        p.say("}")
-
-
-def _piece(p: Printer, rooms: dict[str, tuple[Array, str]], f: Function, i: int, index: Index) -> str | None:
-    o = p.ops[i]
-    if o.op == "concat":
-        at = index[o.get("dim")]
-        if at.terms:
-            raise InternalError("a long row is joined along its features")
-        first = at.const
-        for x in o.args:
-            n = p.ops[x].dims[o.get("dim")]
-            if first < n:
-                d = o.get("dim")
-                return f.value(x, (*index[:d], Ix((), first), *index[d + 1:]))
-            first -= n
-    if o.op != "load" or size(o) <= LONG_ROW:
-        melts = i in p.kept and size(o) > LONG_ROW and o.op != "reduce"
-        return None if melts else p.leaf(f, i, index)
-    at = linear(o.dims, index)
-    terms = dict(at.terms)
-    if terms.get(LANE) != 1 or terms.get("at") != 1 or len(terms) != 2:
-        raise InternalError(f"a long row is read at {at}")
-    s, operand = p.signature, o.get("operand")
-    op, element = s.operand(operand), s.element(operand)
-    key = f"{operand} {at}"
-    if key not in rooms:
-        room = Array(p.fixed("piece", 4 * PIECE, 1), "float" if element == "*f32" else "uint16_t")
-        row = s.param(operand) if op.role == "param" else (
-            f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}")
-        rooms[key] = room, (f"di_in({p.at(room.buffer, 'uint8_t')}, {row} + {at.const} + at, n * {BYTES[element]});")
-    return f.read(rooms[key][0], Ix.var(LANE))
+def _joined(p: Printer, o: TileOp, joined: TileOp, target: str, element: str) -> None:
+    """Long rows one behind the other, each written by itself."""
+    start, d = 0, joined.get("dim")
+    if any(n != 1 for n in joined.dims[:d]):
+        raise InternalError(f"{p.signature.spec.title}: long rows are joined along dim {d}")
+    for x in joined.args:
+        pieces.store(p, replace(o, args=(x,), dims=p.ops[x].dims), f"{target} + {start}", element)
+        start += size(p.ops[x])
 
 
 def store_record(p: Printer, o: TileOp) -> None:

@@ -1,0 +1,295 @@
+"""Rows that do not fit into UB as a whole: worked on in pieces, which are copied in and out while others are computed.
+
+What is short stays in UB; a long operand is read piece by piece by every function that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deepinfer.backends.ascend950.memory import Buffer
+from deepinfer.backends.ascend950.signature import BYTES
+from deepinfer.backends.ascend950.tile.function import LANE, VIEWS, Array, Function, Index, c_float
+from deepinfer.backends.cpu.tile.index import Ix, linear, refined
+from deepinfer.backends.cpu.tile.program import size
+from deepinfer.backends.cpu.tile.scalar import ELEMENTWISE, literal
+from deepinfer.codegen.kernels.spec import TileOp, TileProgram
+from deepinfer.errors import InternalError
+
+if TYPE_CHECKING:
+    from deepinfer.backends.ascend950.tile.printer import Printer
+
+PIECE = 1024  # elements that are worked on at once
+LEAST = 2048  # elements from which a row is long
+IN, OUT = 6, 8  # locks of the pieces, and of those behind them
+
+
+def is_long(p: Printer, o: TileOp) -> bool:
+    """Whether an op is the row of an operand that is read in pieces."""
+    if not p.pieces or p.part or o.op != "load" or size(o) < LEAST:
+        return False
+    return p.signature.element(o.get("operand")) in ("*f32", "*bf16")
+
+
+def needed(p: Printer, i: int) -> bool:
+    """Whether the arithmetic below op i reads a long operand."""
+    stack, seen = [i], set[int]()
+    while stack and p.pieces:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if is_long(p, p.ops[x]):
+            return True
+        if x == i or x not in p.kept:
+            stack += p.ops[x].args
+    return False
+
+
+class Rooms:
+    """Where the pieces of one function's operands come to lie."""
+
+    def __init__(self, p: Printer) -> None:
+        self.p, self.copies, self.known = p, list[str](), dict[str, Array]()
+
+    def leaf(self, f: Function, i: int, index: Index) -> str | None:
+        p, o = self.p, self.p.ops[i]
+        if o.op == "concat" and p.pieces and size(o) >= LEAST:
+            return self._joined(f, o, index)
+        if not is_long(p, o):
+            return p.leaf(f, i, index)
+        s, operand, at = p.signature, o.get("operand"), linear(o.dims, index)
+        op, element = s.operand(operand), s.element(operand)
+        step, rest = f.split(at)
+        if step != 1:
+            raise InternalError(f"{p.signature.spec.title}: a long row is read at {at}")
+        key = f"{operand} {rest}"
+        if key not in self.known:
+            room = _room(p, f"in{len(self.known)}")
+            row = s.param(operand) if op.role == "param" else (
+                f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}")
+            self.copies.append(f"di_in({p.at(room, 'uint8_t')}, {row} + {rest}, count * {BYTES[element]});")
+            self.known[key] = Array(room, "float" if element == "*f32" else "uint16_t")
+        return f.read(self.known[key], Ix.var(LANE))
+
+    def _joined(self, f: Function, o: TileOp, index: Index) -> str | None:
+        d = o.get("dim")
+        if index[d].terms:
+            return self.p.leaf(f, next(n for n, x in enumerate(self.p.ops) if x is o), index)
+        first = index[d].const
+        for x in o.args:
+            n = self.p.ops[x].dims[d]
+            if first < n:
+                return f.value(x, (*index[:d], Ix((), first), *index[d + 1:]))
+            first -= n
+        return None
+
+
+def _room(p: Printer, name: str) -> Buffer:
+    """A room of a piece, shared by all functions of a kernel."""
+    if name not in p.memory.buffers:
+        b = p.memory.new(name, 4 * PIECE + 512, 2)
+        b.turn = "turn"
+    return p.memory.buffers[name]
+
+
+def _loops(p: Printer, outer: Sequence[tuple[str, int]], lanes: int, body: Sequence[str]) -> None:
+    for name, n in outer:
+        p.say(f"for (int32_t {name} = 0; {name} < {n}; ++{name}) {{")
+    p.say(f"for (int64_t at = 0; at < {lanes}; at += {PIECE}) {{")
+    p.say(f"    const uint32_t count = (uint32_t)di_min64({PIECE}, {lanes} - at);")
+    for line in body:
+        p.say("    " + line)
+    p.say("    turn = 1 - turn;")
+    p.say("}")
+    for _ in outer:
+        p.say("}")
+
+
+def _function(p: Printer, extents: Sequence[int],
+              dims: Sequence[int]) -> tuple[Function, Rooms, Index, list[tuple[str, int]]]:
+    """A function over a piece, its rooms, the index of its elements, and the loops around it."""
+    f, rooms = p.function(), Rooms(p)
+    f.leaf, f.outer = rooms.leaf, True
+    index = list(p.nest(f, extents, dims))
+    f.space.extents["at"] = 1  # it goes with the lanes: together they stay below the extent
+    index = [Ix((*ix.terms, ("at", dict(ix.terms)[LANE])), ix.const) if LANE in dict(ix.terms) else ix for ix in index]
+    return f, rooms, tuple(index), [(f"i{n}", e) for n, e in enumerate(extents[:-1])]
+
+
+def _called(p: Printer, f: Function, rooms: Rooms, before: Sequence[str] = ()) -> list[str]:
+    """The function's text is done; returns the statements of a piece."""
+    count = f.argument("count", "uint32_t")
+    f.lines = [f"uint32_t left = {count};", *before, f"for (uint16_t c = 0; c < ({count} + 63) / 64; ++c) {{",
+               "    vector_bool m = asc_update_mask_b32(left);", *("    " + x for x in f.lines), "}"]
+    if not rooms.copies:
+        return [f.call()]
+    return [f"asc_lock(PIPE_MTE2, {IN} + turn);", *rooms.copies, f"asc_unlock(PIPE_MTE2, {IN} + turn);",
+            f"asc_lock(PIPE_V, {IN} + turn);", f.call(), f"asc_unlock(PIPE_V, {IN} + turn);"]
+
+
+def fill(p: Printer, i: int, dims: Sequence[int], out: Array, place: Callable[[Index], Ix]) -> None:
+    """Writes all elements of op i to an array in UB."""
+    extents = refined(dims, p.shapes_below(i)) or [1]
+    f, rooms, index, outer = _function(p, extents, dims)
+    being_made = i in p.kept and i not in p.arrays
+    value = p.computed(f, i, index) if being_made else f.value(i, index)
+    f.write(out, place(index), value)
+    body = _called(p, f, rooms)
+    p.functions.append("\n".join(f.text()))
+    _loops(p, outer, extents[-1], body)
+
+
+def store(p: Printer, o: TileOp, target: str, element: str) -> None:
+    """Writes all elements of a value to memory."""
+    extents = refined(o.dims, p.shapes_below(o.args[0])) or [1]
+    f, rooms, index, outer = _function(p, extents, o.dims)
+    out = Array(_room(p, "piece_out"), "float" if element == "*f32" else "uint16_t")
+    step, rest = f.split(linear(o.dims, index))
+    if step != 1:
+        raise InternalError(f"{p.signature.spec.title}: a long row is written in steps of {step}")
+    f.write(out, Ix.var(LANE), f.value(o.args[0], index))
+    body = [f"asc_lock(PIPE_V, {OUT} + turn);", *_called(p, f, rooms), f"asc_unlock(PIPE_V, {OUT} + turn);",
+            f"asc_lock(PIPE_MTE3, {OUT} + turn);",
+            f"di_out({target} + {rest}, {p.at(out.buffer, 'uint8_t')}, count * {BYTES[element]});",
+            f"asc_unlock(PIPE_MTE3, {OUT} + turn);"]
+    p.functions.append("\n".join(f.text()))
+    _loops(p, outer, extents[-1], body)
+
+
+def reduce(p: Printer, o: TileOp, reduced: Sequence[int], kept: Sequence[int], out: Array) -> Array:
+    """A reduction along the lanes: lanes are added up piece by piece, then among each other."""
+    source, how = p.ops[o.args[0]], o.get("how")
+    if kept and max(reduced) < max(kept):
+        raise InternalError(f"{p.signature.spec.title}: a long row is reduced across its features only")
+    neutral = "-INFINITY" if how == "max" else "0.0f"
+    total = Array(p.temporary("total", 256))
+    here = p.at(total.buffer, "float")
+    lead = [source.dims[d] for d in kept]
+    rest = [source.dims[d] for d in reduced]
+    if list(kept) != sorted(kept) or (kept and max(kept) > min(reduced)):
+        raise InternalError(f"{p.signature.spec.title}: dims {reduced} of a long row are reduced")
+    extents = [*lead, *rest] if kept else (refined(source.dims, p.shapes_below(o.args[0])) or [1])
+    f, rooms, index, outer = _function(p, extents, source.dims)
+    x = f.value(o.args[0], index)
+    before = ["vector_bool all = di_all();", "vector_float total, none;",
+              f"asc_duplicate_scalar(none, {neutral}, all);", f"asc_loadalign(total, {f.pointer(total)});"]
+    fold = ["vector_float x;", f"asc_select(x, {x}, none, m);", "asc_max(total, total, x, all);"] if how == "max" else [
+        f"asc_add(total, total, {x}, all);"]
+    f.lines += fold
+    body = _called(p, f, rooms, before)
+    f.lines.append(f"asc_storealign({f.pointer(total)}, total, all);")
+    p.functions.append("\n".join(f.text()))
+    around, inside = outer[: len(lead)], outer[len(lead):]
+    for name, n in around:
+        p.say(f"for (int32_t {name} = 0; {name} < {n}; ++{name}) {{")
+    p.say(f"asc_vf_call<di_fill_array>({here}, {neutral}, 64);")
+    _loops(p, inside, extents[-1], body)
+    count = 1
+    for n in rest:
+        count *= n
+    share = c_float(literal(1.0 / count, False)) if how == "mean" else "1.0f"
+    at = linear(o.dims, tuple(Ix() if d in reduced else ix for d, ix in enumerate(index)))
+    call = "di_fold_max" if how == "max" else "di_fold_sum"
+    p.say(f"asc_vf_call<{call}>({here}, {p.at(out.buffer, 'float', f'({at})')}, {share});")
+    for _ in around:
+        p.say("}")
+    return out
+
+
+def best(p: Printer, i: int, o: TileOp, k: int, lead: int) -> list[str]:
+    """The place of the largest of a long row."""
+    source = p.ops[o.args[0]]
+    if k != 1 or lead != 1:
+        raise InternalError(f"{p.signature.spec.title}: {k} of a long row are selected")
+    top, where = (p.fixed(name, 256) for name in ("top", "where"))
+    room = Array(p.temporary("piece", 4 * PIECE))
+    p.say(f"asc_vf_call<di_best_start>({p.at(top, 'float')}, {p.at(where, 'int32_t')});")
+    extents = refined(source.dims, p.shapes_below(o.args[0])) or [1]
+    if len(extents) > 1:
+        raise InternalError(f"{p.signature.spec.title}: a long row of dims {extents}")
+    f, rooms, index, outer = _function(p, extents, source.dims)
+    f.write(room, Ix.var(LANE), f.value(o.args[0], index))
+    body = [*_called(p, f, rooms), f"asc_vf_call<di_best_more>({p.at(room.buffer, 'float')}, {p.at(top, 'float')}, "
+            f"{p.at(where, 'int32_t')}, count, (int32_t)at);"]
+    p.functions.append("\n".join(f.text()))
+    _loops(p, outer, extents[-1], body)
+    p.say(f"asc_vf_call<di_best_end>({p.at(top, 'float')}, {p.at(where, 'int32_t')});")
+    p.say("di_vector_to_scalar();")
+    name = f"{p.prefix}{i}_0"
+    p.say(f"const int64_t {name} = di_ub_load({p.at(where, 'int32_t')});")
+    p.say("di_scalar_to_vector();")
+    return [name]
+
+
+# ---- leading dims, a part after the other --------------------------------------------------------------------------
+def _cone(p: Printer, o: TileOp) -> list[int]:
+    """Ops below a store, in order."""
+    seen, stack = set[int](), list(o.args)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            stack += p.ops[x].args
+    return sorted(seen)
+
+
+def splits(p: Printer, o: TileOp) -> bool:
+    """Whether a store falls into parts along its leading dim that are better made one after the other."""
+    if p.part or len(o.dims) < 2 or o.dims[0] < 2 or size(o) < LEAST:
+        return False
+    lead, cone = o.dims[0], _cone(p, o)
+    if not any(p.ops[x].op in ("pair_rotate", "encode") for x in cone) or any(x in p.arrays for x in cone):
+        return False
+    for x in cone:
+        q = p.ops[x]
+        with_lead = len(q.dims) == len(o.dims) and q.dims[0] == lead
+        if q.op not in (*ELEMENTWISE, *VIEWS, "load", "const", "pair_rotate", "encode", "reduce") or p.integers.has(x):
+            return False
+        if not with_lead and (any(_with(p, a, lead, o) for a in q.args) or (size(q) >= LEAST and q.op == "load")):
+            return False
+        if q.op in ("slice", "reduce") and with_lead and (q.get("dim") == 0 or 0 in (q.get("dims") or ())):
+            return False
+        if with_lead and q.op == "load" and p.signature.operand(q.get("operand")).dims[0] != lead:
+            return False
+        if with_lead and q.op == "reshape" and p.ops[q.args[0]].dims[:1] != q.dims[:1]:
+            return False
+    return True
+
+
+def _with(p: Printer, i: int, lead: int, o: TileOp) -> bool:
+    return len(p.ops[i].dims) == len(o.dims) and p.ops[i].dims[0] == lead
+
+
+def split(p: Printer, o: TileOp) -> None:
+    """The part of a program below a store, in a loop over parts of its leading dim."""
+    from deepinfer.backends.ascend950.tile.printer import Printer
+
+    lead, cone = o.dims[0], _cone(p, o)
+    row = size(o) // lead
+    part = next(n for n in range(max(1, min(lead, 4 * PIECE // row)), 0, -1) if lead % n == 0)
+    number = {x: n for n, x in enumerate(cone)}
+    ops = []
+    for x in cone:
+        q = p.ops[x]
+        dims = (part, *q.dims[1:]) if _with(p, x, lead, o) else q.dims
+        ops.append(replace(q, args=tuple(number[a] for a in q.args), dims=dims))
+    ops.append(replace(o, args=tuple(number[a] for a in o.args), dims=(part, *o.dims[1:])))
+    p.count += 1
+    inner = Printer(TileProgram(tuple(ops)), p.signature, p.memory, f"{p.prefix}{p.count}_", p.acc)
+    inner.functions, inner.heads, inner.constants = p.functions, p.heads, p.constants
+    inner.part, inner.turn, inner.step, first = part, "turn", p.step, p.step
+    for q in ops:  # what has no leading dim is loaded with the row
+        if q.op == "load" and not (len(q.dims) == len(o.dims) and q.dims[0] == part):
+            inner.operands[q.get("operand")] = p.loaded(q.get("operand"))
+    inner.statements()
+    p.step = inner.step + 1
+    p.outlive(inner.lines, first)
+    body = [f"asc_lock(PIPE_MTE2, {IN} + turn);", *inner.loads, f"asc_unlock(PIPE_MTE2, {IN} + turn);",
+            f"asc_lock(PIPE_V, {IN} + turn);", f"asc_lock(PIPE_V, {OUT} + turn);", *inner.lines,
+            f"asc_unlock(PIPE_V, {OUT} + turn);", f"asc_unlock(PIPE_V, {IN} + turn);",
+            f"asc_lock(PIPE_MTE3, {OUT} + turn);", *inner.stores, f"asc_unlock(PIPE_MTE3, {OUT} + turn);",
+            "turn = 1 - turn;"]
+    p.lines += [f"for (int32_t part = 0; part < {lead // part}; ++part) {{", *("    " + x for x in body), "}"]
