@@ -79,6 +79,29 @@ def di_swap(x, N: tl.constexpr, M: tl.constexpr, AXIS: tl.constexpr):
         return tl.reshape(tl.join(b, a), [N, M])
 
 
+@triton.jit
+def di_narrow(x, w, N: tl.constexpr, ACROSS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+              PART: tl.constexpr, EXACT: tl.constexpr):
+    """Products [ROWS, ACROSS] of x [ROWS, PART] with N rows of a weight [.., K] f32 that begins at ``w``; EXACT: bf16
+    holds x, so a weight is three bf16, each product of which is exact."""
+    n = tl.arange(0, ACROSS)[None, :]
+    weight = tl.load(w + n * K + tl.arange(0, PART)[:, None], mask=n < N, other=0.0)
+    if ROWS < TILE:
+        x = tl.where(tl.arange(0, TILE)[:, None] == 0, tl.broadcast_to(x, [TILE, PART]), 0.0)
+    if EXACT:
+        first = weight.to(tl.bfloat16)
+        rest = weight - first.to(tl.float32)
+        second = rest.to(tl.bfloat16)
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        x = x.to(tl.bfloat16)
+        y = tl.dot(x, first, tl.dot(x, second, tl.dot(x, third)))
+    else:
+        y = tl.dot(x, weight, input_precision="tf32x3")
+    if ROWS < TILE:
+        y = tl.sum(tl.where(tl.arange(0, TILE)[:, None] == 0, y, 0.0), 0, keep_dims=True)
+    return y
+
+
 # ---- formats -------------------------------------------------------------------------------------------------------
 @triton.jit
 def di_e4m3(c):

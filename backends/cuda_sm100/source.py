@@ -110,10 +110,10 @@ def text_of(family: str, **slots: Any) -> str:
 
 
 def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], *, scratch: tuple[int, int] = (0, 0),
-           entries: tuple[int, int] = (0, 1), **parts: Any) -> CudaSource:
-    """Source of a kernel from the skeleton of its family."""
+           entries: tuple[int, int] = (0, 1), template: str = "", **parts: Any) -> CudaSource:
+    """Source of a kernel from the skeleton ``template``, by default that of its family."""
     parameters = tuple(signature.parameters())
-    text = "\n".join([*describe(spec), text_of(spec.family, symbol=spec.symbol, parameters=", ".join(
+    text = "\n".join([*describe(spec), text_of(template or spec.family, symbol=spec.symbol, parameters=", ".join(
         p.name for p in parameters), **parts)])
     grid = variants[-1].stages[-1].grid
     return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,

@@ -68,6 +68,8 @@ class TileOp:
     - ``const`` values | make; ``carry`` name (inside a scan body);
     - ``store_record`` operand=state (value): encode into the state's record and write it (extend: to ``fresh``;
       append: to the paged entry, if it is at or above the floor);
+    - ``contract`` operand=i (a param [N, K]): few products of a whole row with the rows of a weight (rowwise kernels
+      only);
     - ``pool`` operand=state, ratio, overlap: pooled entry of this group;
     - ``previous`` operand=state, back (position): the window's row ``back`` positions earlier, zeros where it holds
       none.

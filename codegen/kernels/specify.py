@@ -136,6 +136,8 @@ class _Writer:
         attrs = {k: v for k, v in n.attrs.items() if k not in ("pin", "type", "state", "body")}
         if n.op == "gather" and n.inputs[0].op == "param":
             return self.add("gather", (self.emit(n.inputs[1]),), dims, dtype, operand=self.param(n.inputs[0]))
+        if n.op == "contract":  # of few results, in a rowwise kernel
+            return self.add("contract", (self.emit(n.inputs[0]),), dims, dtype, operand=self.param(n.inputs[1]))
         if n.op == "pool":
             return self.add("pool", (), dims, dtype, operand=self.handle(n.inputs[0]), **attrs)
         if n.op == "previous":

@@ -16,7 +16,7 @@ one level and row axis may share a kernel; what a target lets them share is data
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from deepinfer.backends.base import GRANULARITIES, Capabilities
@@ -86,8 +86,9 @@ def _reaches(limit: str, need: str) -> bool:
 class Levels:
     """Level of every computing node; the nodes of one selection (score, block maxima, top-k) are one unit."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, narrow: Collection[int] = ()) -> None:
+        """``narrow``: contractions that are row-local work."""
+        self.graph, self.narrow = graph, set(narrow)
         self.unit: dict[int, int] = {}
         self.units: dict[int, list[Node]] = defaultdict(list)
         for n in graph.nodes:
@@ -122,7 +123,7 @@ class Levels:
         """Moves row-local work, with all that only it needs, down to its first reader, when less has to be kept in
         between. Anchors stay: they share kernels with their neighbours."""
         readers = self.readers[root]
-        if not readers or self.is_anchor(root) or self.units[root][0].op in ("extend", "append"):
+        if not readers or not self._moves(root):
             return
         room = min(self.level[r] - int(self.is_anchor(r)) for r in readers) - self.level[root]
         down = room // 2 * 2
@@ -136,13 +137,19 @@ class Levels:
             for u in cone:
                 self.level[u] += down
 
+    def _moves(self, root: int) -> bool:
+        """Anchors, what is written into a state and narrow contractions stay; and with these, loops over their results,
+        which a kernel in parts would repeat in every part."""
+        op = self.units[root][0].op
+        return not (self.is_anchor(root) or root in self.narrow or op in ("extend", "append")
+                    or (op == "scan" and self.narrow))
+
     def _cone(self, root: int) -> set[int]:
         """The unit and all row-local work that only it needs."""
         cone, stack = {root}, [root]
         while stack:
             for d in self.inputs(stack.pop()):
-                head = self.units[d][0]
-                if d in cone or head.op in ("extend", "append", "topk") or self.is_anchor(d):
+                if d in cone or self.units[d][0].op == "topk" or not self._moves(d):
                     continue
                 if any(r not in cone for r in self.readers[d]):
                     continue
@@ -158,7 +165,7 @@ class Levels:
         return any(isinstance(d, str) for d in n.type.dims)
 
     def is_anchor(self, root: int) -> bool:
-        return self.units[root][0].op in ANCHORS
+        return root not in self.narrow and self.units[root][0].op in ANCHORS
 
     def inputs(self, root: int) -> Iterable[int]:
         """Units this unit reads, through views and row-less arithmetic."""
@@ -201,6 +208,44 @@ class Levels:
         return int(self.is_anchor(unit))
 
 
+def _levels(graph: Graph, caps: Capabilities) -> Levels:
+    """Levels in which contractions with few results run beside the work that makes their rows, where every part of a
+    row can be contracted as soon as it is made."""
+    narrow = {n.id for n in graph.of("contract") if caps.row_columns and _is_narrow(n, caps.row_columns)}
+    while True:
+        levels = Levels(graph, narrow)
+        late = {c for c in narrow if _needs_whole_row(levels, c)}
+        if not late:
+            return levels
+        narrow -= late
+
+
+def _is_narrow(n: Node, columns: int) -> bool:
+    x, weight = n.inputs[0], n.inputs[1]
+    return (weight.op == "param" and weight.type.dtype.name == "f32" and n.attrs.get("groups", 1) == 1
+            and len(x.dims) == len(n.dims) == 1 and n.dims[0] <= columns < 256 <= x.dims[0] and x.dims[0] % 16 == 0)
+
+
+def _needs_whole_row(levels: Levels, root: int) -> bool:
+    """Whether work of the contraction's level that makes its rows needs whole rows of something; then, or where it
+    makes nothing, a kernel of its own serves as well."""
+    level, seen, stack = levels.level[root], set[int](), list(levels.inputs(root))
+    features = owner(levels.units[root][0].inputs[0]).dims[-1]
+    while stack:
+        d = stack.pop()
+        if d in seen or levels.level[d] != level:
+            continue
+        seen.add(d)
+        for n in levels.units[d]:
+            if n.op in ("pool", "previous", "topk", "argmax", "concat", "extend", "append", *ANCHORS):
+                return True
+            dims = n.inputs[0].dims if n.op == "reduce" else ()
+            if dims and len(dims) - 1 in n.attrs["dims"] and dims[-1] >= features:
+                return True
+        stack += levels.inputs(d)
+    return not seen
+
+
 def _bytes(n: Node) -> int:
     """Bytes of one row as its dtype lies in memory, scales left out."""
     return n.type.dtype.data_bytes(n.type.size) if n.type.rows is not None else 0
@@ -218,7 +263,7 @@ def _anchor_regions(levels: Levels, caps: Capabilities) -> dict[int, Region]:
     merged: dict[object, Region] = {}
     for root, nodes in levels.units.items():
         head = nodes[0]
-        if head.op not in ANCHORS:
+        if not levels.is_anchor(root):
             continue
         family, level, rows = ANCHORS[head.op], levels.level[root], _rows(head)
         assert rows is not None
@@ -329,7 +374,7 @@ def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
 
     Row-less arithmetic (parameters combined with constants) belongs to no region: it is repeated where it is read.
     """
-    levels = Levels(graph)
+    levels = _levels(graph, caps)
     of_node = _anchor_regions(levels, caps)
     _epilogues(graph, levels, of_node, caps)
     _trim(graph, of_node, {owner(v).id for v in graph.outputs.values()}, caps)

@@ -240,3 +240,38 @@ def best(scores: Array, among: Iterable[int], k: int) -> list[int]:
     """The k best, ties to the lower index, -1 where there are none."""
     order = sorted((i for i in among if scores[i] > -np.inf), key=lambda i: (-scores[i], i))
     return (order + [-1] * k)[:k]
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+def test_a_row_made_in_parts_is_the_whole_row(rows: int) -> None:
+    """Two streams of 128 features are added to, contracted with three rows of a weight, and normed."""
+    w = Writer()
+    old, new = w.load((2, 128), "bf16"), w.load((128,), "bf16")
+    x = w.op("round", w.op("add", old, new, dims=(2, 128)), dims=(2, 128), dtype="bf16")
+    w.ops[x] = TileOp("round", w.ops[x].args, (2, 128), "bf16", (("dtype", "bf16"),))
+    w.store(x)
+    flat = w.op("reshape", x, dims=(256,))
+    w.ops[flat] = TileOp("reshape", (x,), (256,), "bf16")
+    weight = w.operand("param", (3, 256), "f32")
+    y = w.op("contract", flat, dims=(3,), operand=weight)
+    mean = w.op("reduce", w.op("mul", flat, flat, dims=(256,)), dims=(1,))
+    w.ops[mean] = TileOp("reduce", w.ops[mean].args, (1,), "f32", (("dims", (0,)), ("how", "mean")))
+    w.store(w.op("mul", y, mean, dims=(3,)))
+    first = w.op("slice", x, dims=(1, 128))
+    w.ops[first] = TileOp("slice", (x,), (1, 128), "bf16", (("dim", 0), ("start", 1), ("stop", 2)))
+    w.store(w.op("mul", first, mean, dims=(1, 128)))
+    spec = w.spec()
+    streams, added = (RNG.standard_normal((rows, n)).astype(np.float32) for n in (256, 128))
+    streams[1, 5] = np.nan
+    p = RNG.standard_normal((3, 256)).astype(np.float32)
+    inputs = [held(streams, "bf16"), held(added, "bf16"), None, Param(p), None, None]
+    outs = [run(spec, rows_step(rows), inputs, variant=v) for v in range(2)]
+    whole = from_bf16(held(from_bf16(inputs[0]) + np.tile(from_bf16(inputs[1]), 2), "bf16"))
+    scale = (whole**2).mean(1, keepdims=True)
+    for out in outs:
+        for got, want in zip((from_bf16(out[2]), out[4], out[5]), (whole, whole @ p.T * scale, whole[:, 128:] * scale),
+                             strict=True):
+            got = got.reshape(want.shape)
+            assert np.array_equal(np.isnan(got), np.isnan(want))
+            assert np.nanmax(np.abs(got - want)) <= 1e-5 * np.nanmax(np.abs(want), initial=1e-9)
+        assert all(np.array_equal(out[i].view(np.uint8), outs[0][i].view(np.uint8)) for i in out)

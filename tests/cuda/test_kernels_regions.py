@@ -58,7 +58,7 @@ def test_every_variant_of_a_kernel_equals_the_interpreter() -> None:
     runner, kernels = regions_of(load_case("v41_c_quant"), 141, 3, caps=built("sm90"))
     seen = set()
     for k in kernels:
-        if k.spec.family == "rowwise" or k.spec.digest() in seen:
+        if len(source_of(k.spec).variants) < 2 or k.spec.digest() in seen:
             continue
         seen.add(k.spec.digest())
         for n in range(1, len(source_of(k.spec).variants)):

@@ -177,7 +177,7 @@ class _Plan:
             out.append(Variant(rows, (scores, values)))
         whole = Stage(self.symbol, Grid(fixed=_PERSISTENT * self.groups), 8 if wide else 4,
                       (("H", self.h), ("D", self.d), ("F", min(self.d, 256)), ("KEYS", KEYS)), 2, True, matrix,
-                      tuple((("F", f),) for f in (128, 64) if f < self.d))
+                      tuple((("F", f), ("pipeline", p)) for f in (128, 64) for p in (2, 1) if f < self.d))
         return [*out, Variant(0, (whole,))]
 
 

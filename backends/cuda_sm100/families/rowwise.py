@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepinfer.backends.cpu.tile.index import Ix
+from deepinfer.backends.cuda_sm100.families.parts import emit as parts_in_tiles
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import NOTHING, Axes
@@ -19,6 +20,8 @@ def emit(spec: KernelSpec) -> CudaSource:
     if program is None:
         raise InternalError(f"{spec.title}: a rowwise kernel without a body")
     ops = cleaned(program, spec.operands)
+    if any(o.op == "contract" for o in ops):
+        return parts_in_tiles(spec, ops)
     parts = parts_of(ops)
     parts = parts if parts >= _LEAST_PARTS else 1
     axes = Axes()

@@ -72,6 +72,7 @@ class Printer:
         self.space = TileSpace()
         self.spans: dict[str, Spans] = {}
         self.masks: dict[str, tuple[str, ...]] = {}
+        self.known: dict[int, Callable[[Index], Block]] = {}  # ops that are read and not made
         self.heads: list[str] = []  # lines that every later one may read
         self._count = 0
 
@@ -111,7 +112,7 @@ class Printer:
         return Ix.var(name)
 
     def take(self, extent: int, without: Spans) -> Ix:
-        return self.variable(self.axes.take(extent, without, self.prefer))
+        return self.variable(self.axes.take(extent, without | self.row_spans, self.prefer))
 
     def _parts(self, ix: Ix) -> list[str]:
         """Names of variables in an index, those inside divisions as well."""
@@ -191,6 +192,8 @@ class Printer:
         from deepinfer.backends.cuda_sm100.tile import special
 
         o = self.ops[i]
+        if i in self.known:
+            return self.known[i](index)
         if o.op == "load":
             operand = o.get("operand")
             role = self.signature.operand(operand).role
