@@ -230,7 +230,7 @@ class Results:
             except RequestError as error:
                 self._fail(s, str(error))
                 return
-            s.constraint.require_equal(len(tokens), tokens[-1:])
+            s.constraint.require_equal(len(tokens), tokens[len(tokens) - keep:])
             s.drafts = result.drafts[i, : result.drafted[i]].tolist()
         if reason is None:
             if ended:
