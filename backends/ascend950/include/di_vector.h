@@ -181,4 +181,5 @@ DI_V vector_float di_sin(vector_float x, vector_bool m) { return di_turned(x, 0,
 DI_V vector_float di_cos(vector_float x, vector_bool m) { return di_turned(x, 1, m); }
 
 #include "di_codes.h"
+#include "di_arrays.h"
 #endif
