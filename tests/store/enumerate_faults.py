@@ -62,9 +62,9 @@ def _rot(op: Op) -> bool:
 
 
 def writes(folder: Path, seed: int, wall: float) -> None:
-    """A process that stores and reads until it is killed, with threads and direct I/O."""
+    """A process that stores and reads until it is killed, with threads, direct I/O and the native part."""
     store = open_store(folder, clocks=Clocks(wall), backend="threads", threads=2, background=True, tick_seconds=0.01,
-                       sync_seconds=0.02)
+                       sync_seconds=0.02, native=True)
     store.ready(10)
     for number in itertools.count():
         chain = Chain(seed + number % 40, 8)

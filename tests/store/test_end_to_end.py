@@ -32,6 +32,7 @@ from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.store import StoreSettings
+from deepinfer.runtime.store.native import LIBRARY
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.segment import read_superblock
 
@@ -111,7 +112,7 @@ def stored(engine: Path, cold: LLM, prompt: list[int], tmp_path_factory: pytest.
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=120,
                           check=False, env={k: v for k, v in os.environ.items() if not k.startswith("DEEPINFER_")})
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert list(place.rglob("*.open"))
+    assert list(place.rglob("*.open")) and (engine / "lib" / LIBRARY).is_file()
     return place
 
 
