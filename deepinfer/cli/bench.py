@@ -130,24 +130,38 @@ def _print(found: Mapping[str, Any]) -> None:
 
 def draw(panels: Mapping[str, Sequence[float]]) -> str:
     """Cumulative distributions side by side as SVG; values in seconds, shown in milliseconds."""
-    width, height, left, top = 360, 240, 56, 36
+    from deepinfer.runtime.server import load_test
+
+    width, height, left, top = 360, 240, 56, 52
     parts = []
     for at, (title, values) in enumerate(panels.items()):
         x0 = at * (width + left) + left
-        largest = max(values, default=0.0) * _MS or 1.0
-        steps = [(i / len(values), v * _MS) for i, v in enumerate(sorted(values), 1)]
-        line = [(x0 + v / largest * width, top + (1 - p) * height) for p, v in [(0.0, 0.0), *steps]]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-        parts.append(f'<text x="{x0}" y="{top - 14}" font-weight="bold">{title}, ms</text>')
+        found = sorted(v * _MS for v in values)
+        ticks = _ticks(found[-1] if found else 1.0)
+        scale = width / ticks[-1]
+        path = f"M{x0} {top + height}"
+        for i, value in enumerate(found, 1):  # every request lifts the line by a step
+            path += f"H{x0 + value * scale:.1f}V{top + (1 - i / len(found)) * height:.1f}"
+        told = ", ".join(f"{name} {value:.4g}" for name, value in load_test.quantiles(found).items()) or "no answers"
+        parts.append(f'<text x="{x0}" y="{top - 30}" font-weight="bold">{title}, ms</text>'
+                     f'<text x="{x0}" y="{top - 14}" fill="#555">{told}</text>')
         for share in (0.0, 0.5, 0.9, 1.0):
             y = top + (1 - share) * height
             parts.append(f'<path d="M{x0} {y:.1f}h{width}" stroke="#ddd"/>'
                          f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{share:.0%}</text>')
-        for share in (0.0, 0.5, 1.0):
-            parts.append(f'<text x="{x0 + share * width:.1f}" y="{top + height + 18}" text-anchor="middle">'
-                         f"{share * largest:.4g}</text>")
-        parts.append(f'<polyline points="{points}" fill="none" stroke="#1f6feb" stroke-width="2"/>')
+        parts += [f'<text x="{x0 + t * scale:.1f}" y="{top + height + 18}" text-anchor="middle">{t:.6g}</text>'
+                  for t in ticks]
+        parts.append(f'<path d="{path}H{x0 + width}" fill="none" stroke="#1f6feb" stroke-width="2"/>')
     total = len(panels) * (width + left) + 24
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{top + height + 30}" '
             f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
             + "".join(parts) + "</svg>\n")
+
+
+def _ticks(largest: float) -> list[float]:
+    """Three to six round numbers from 0 to the first one that is not below ``largest``."""
+    largest = max(largest, 1e-9)
+    rough = largest / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
+    return [i * step for i in range(math.ceil(largest / step - 1e-9) + 1)]

@@ -181,8 +181,8 @@ class EngineLink(Link):
         if to == b"" and self.peers is not None:
             self.peers.broadcast(data)
         if isinstance(message, wire.Hello):
-            # an engine that has served is there: a restart takes it as it is
-            self.settings = msgspec.structs.replace(self.settings, compile=None)
+            # an engine that has served is there: a restart takes it as it is, and traces no first steps again
+            self.settings = msgspec.structs.replace(self.settings, compile=None, profile_steps=0)
             self.set(State.READY, "")
             events.info("engine_ready", model=message.model, target=message.target, pid=self.pid,
                         max_model_len=message.max_model_len, slots=message.slots, blocks=message.blocks,

@@ -150,10 +150,10 @@ def summary(load: Load, timings: Sequence[Timing]) -> dict[str, Any]:
         "requests_per_s": len(done) * per_second, "output_tokens_per_s": tokens * per_second,
         "total_tokens_per_s": (tokens + load.input_tokens * len(done)) * per_second,
         "goodput_requests_per_s": len(good) * per_second,
-        "ttft": _quantiles([t.ttft for t in done if t.ttft is not None]),
-        "tpot": _quantiles([t.tpot for t in done if t.tpot is not None]),
-        "itl": _quantiles([gap for t in done for gap in t.gaps]),
-        "e2e": _quantiles([t.last - t.due for t in done if t.last is not None]),
+        "ttft": quantiles([t.ttft for t in done if t.ttft is not None]),
+        "tpot": quantiles([t.tpot for t in done if t.tpot is not None]),
+        "itl": quantiles([gap for t in done for gap in t.gaps]),
+        "e2e": quantiles([t.last - t.due for t in done if t.last is not None]),
     }
 
 
@@ -161,7 +161,7 @@ def _within(value: float | None, limit: float | None) -> bool:
     return limit is None or (value is not None and value <= limit)
 
 
-def _quantiles(values: Sequence[float]) -> dict[str, float]:
+def quantiles(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     found = {f"p{q}": float(np.percentile(values, q)) for q in QUANTILES}
