@@ -18,6 +18,19 @@ and.b32 c, c, 0x07F007F0;
 lop3.b32 a, a, 0x80008000, c, 0xEA;
 mul.rn.bf16x2 $0, a, $2;
 }""")
+_E4M3_WORD: tl.constexpr = tl.constexpr("""{
+.reg .b32 a, b, c, d;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+and.b32 c, c, 0x07F007F0;
+and.b32 d, d, 0x07F007F0;
+lop3.b32 a, a, 0x80008000, c, 0xEA;
+lop3.b32 b, b, 0x80008000, d, 0xEA;
+mul.rn.bf16x2 $0, a, $3;
+mul.rn.bf16x2 $1, b, $3;
+}""")
 _E2M1: tl.constexpr = tl.constexpr("""{
 .reg .b32 a;
 mul.lo.u32 a, $1, 0x1001;
@@ -88,6 +101,23 @@ def di_e2m1_words(codes, scales, ROWS: tl.constexpr, DEPTH: tl.constexpr, CHUNK:
     pairs = tl.reshape(pairs, [ROWS, DEPTH // CHUNK, 4, CHUNK // 32, 2, 2])
     pairs = tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 5, 2)), [ROWS, DEPTH // 2])
     return tl.reshape(di_two_bf16(pairs), [ROWS, DEPTH])
+
+
+@triton.jit
+def di_e4m3_words(codes, scales, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Words of four E4M3 codes [ROWS, DEPTH // 4] -> bf16 [ROWS, DEPTH] in the order of ``di_paired``, values times
+    2^-120 times the scale: a thread of a tensor-core fragment holds whole words."""
+    p0, p1 = tl.inline_asm_elementwise(_E4M3_WORD, "=r,=r,r,r", [codes, scales], dtype=(tl.int32, tl.int32),
+                                       is_pure=True, pack=1)
+    pairs = tl.permute(tl.reshape(tl.join(p0, p1), [ROWS, DEPTH // 16, 4, 2]), (0, 1, 3, 2))
+    return tl.reshape(di_two_bf16(tl.reshape(pairs, [ROWS, DEPTH // 2])), [ROWS, DEPTH])
+
+
+@triton.jit
+def di_paired(i):
+    """Feature at place ``i`` of a row in the order of ``di_e4m3_words``: among 16, a place counts (pair, thread, half),
+    a feature (thread, pair, half)."""
+    return i // 16 * 16 + i // 2 % 4 * 4 + i // 8 % 2 * 2 + i % 2
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from typing import Any
 
 from deepinfer.codegen.kernels.spec import KernelSpec
 
-_WANTED, _PARTS, _LEAST_PART = 264, 32, 256  # programs that fill a device; most parts; least features of one
+_WANTED, _PARTS, _LEAST_PART = 400, 32, 256  # programs that fill a device; most parts; least features of one
 _NARROW = 64  # columns up to which parts are summed apart however many rows there are
 MANY = 8192
 
@@ -21,7 +21,8 @@ MANY = 8192
 @dataclass(frozen=True)
 class Tile:
     """``rows``: most rows it is for (of experts: pairs of one, on average), 0 for any number; ``tokens`` x ``columns``:
-    results of a program; ``depth``: features of a step at most; ``warps``; ``pipeline``: steps in flight."""
+    results of a program; ``depth``: features of a step at most; ``warps``; ``pipeline``: steps in flight; ``group``:
+    tiles of tokens that go through the columns together; ``ready``: packed weights are made bf16 ahead."""
 
     rows: int
     tokens: int
@@ -29,6 +30,8 @@ class Tile:
     depth: int
     warps: int
     pipeline: int
+    group: int = 1
+    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Schedule:
 
     tiles: tuple[Tile, ...]
     parts: int = 1
-    apart: int = 64
+    apart: int = 256
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,11 +55,11 @@ class Schedule:
         return replace(self, tiles=tuple(tile if t.rows == tile.rows else t for t in self.tiles))
 
 
-_DENSE = (Tile(16, 16, 64, 128, 4, 4), Tile(64, 64, 64, 128, 4, 4), Tile(256, 128, 64, 64, 4, 4),
-          Tile(0, 128, 128, 64, 8, 4))
+_DENSE = (Tile(16, 8, 64, 128, 4, 4), Tile(64, 64, 64, 128, 4, 4), Tile(256, 128, 64, 64, 4, 4),
+          Tile(0, 128, 128, 64, 8, 4, 8, True))
 _THIN = (Tile(16, 16, 64, 128, 4, 4), Tile(MANY, 64, 64, 64, 4, 4), Tile(0, 64, 64, 64, 4, 4))
-_EXPERTS = (Tile(2, 8, 64, 256, 4, 4), Tile(16, 16, 64, 256, 4, 3), Tile(64, 64, 64, 128, 4, 4),
-            Tile(0, 64, 128, 128, 8, 3))
+_EXPERTS = (Tile(2, 8, 64, 256, 4, 4), Tile(6, 16, 64, 256, 4, 3), Tile(16, 32, 64, 256, 4, 3),
+            Tile(64, 64, 64, 128, 4, 3), Tile(0, 64, 128, 128, 8, 3))
 
 
 def default_schedule(spec: KernelSpec) -> Schedule:
@@ -71,7 +74,7 @@ def default_schedule(spec: KernelSpec) -> Schedule:
         parts *= 2
     if sum(n for n, _ in rows) <= _NARROW:
         return Schedule(_THIN, parts, MANY)
-    return Schedule(_DENSE, parts, 64)
+    return Schedule(_DENSE, parts)
 
 
 def part_of(k: int, parts: int, step: int) -> tuple[int, int]:

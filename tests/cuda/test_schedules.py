@@ -99,11 +99,11 @@ def test_a_pair_has_the_same_bits_whoever_else_picked_its_expert() -> None:
     spec = experts(3, 40, 160)
     made = [codes(40, 160, "mxfp4(1,32)")[0] for _ in range(3)]
     p = Param([m.data for m in made], [m.scale for m in made])  # type: ignore[misc]
-    bits = held(RNG.standard_normal((45, 160)).astype(np.float32), "bf16")
-    picks = np.stack([RNG.permutation(3)[:2] for _ in range(45)]).astype(np.int32)
-    runs = [run(spec, rows_step(45), [bits, picks, p, None], variant=v)[3]
+    bits = held(RNG.standard_normal((20, 160)).astype(np.float32), "bf16")
+    picks = np.stack([RNG.permutation(3)[:2] for _ in range(20)]).astype(np.int32)
+    runs = [run(spec, rows_step(20), [bits, picks, p, None], variant=v)[3]
             for v in range(len(source_of(spec).variants))]
-    alone = run(spec, rows_step(1), [bits[30:31], picks[30:31], p, None])[3]
+    alone = run(spec, rows_step(1), [bits[13:14], picks[13:14], p, None])[3]
     for out in runs[1:]:
         assert np.array_equal(out, runs[0])
-    assert np.array_equal(alone[0], runs[0][30])
+    assert np.array_equal(alone[0], runs[0][13])

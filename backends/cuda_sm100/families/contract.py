@@ -86,7 +86,7 @@ RAISED = {"mxfp8": (60, 60), "mxfp4": (63, 63)}
 
 def anchor(signature: Signature, operand: int, w: Weight, i: int, k: int, kinds: Kinds) -> dict[str, Any]:
     """What the skeletons know of a weight. ``up``: factor of its sums."""
-    made = {"i": i, "format": w.format, "block": w.block, "codes": w.codes, "k": k, "data": "", "scale": "",
+    made = {"i": i, "format": w.format, "block": w.block, "codes": w.codes, "k": k, "data": "", "scale": "", "base": "",
             "raised": w.format in RAISED and kinds.exact and k % 2 == 0 and w.block[1] % 2 == 0}
     if made["raised"]:
         power, made["raised_scale"] = RAISED[w.format]

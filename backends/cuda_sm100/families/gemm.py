@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from deepinfer.backends.cuda_sm100.families.contract import (
     Epilogue,
@@ -21,6 +22,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
 _SUMMED = (16, 64)  # rows and columns that a program adds parts of
+_READY = (64, 256)  # rows and features of weights that a program makes ready
 
 
 def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
@@ -42,7 +44,7 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
         widest = max(widest, n // groups)
         anchors = [anchor(signature, operands[i][0], weights[i], i, k, kinds) for i in c.anchors]
         for a in anchors:
-            a["place"], place = place, place + n
+            a["place"], a["n"], place = place, n, place + n
         tiles.append({"number": number, "n": n, "columns": n // groups, "anchors": anchors,
                       "lines": epilogue.lines(c, lead, groups)})
     depths = [depth(k, weights, kinds, t.depth) for t in schedule.tiles]
@@ -52,25 +54,51 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     if apart:
         signature.scratch()
     roomy = fits_wide_tile(max(len(t["anchors"]) for t in tiles), epilogue.ops)
+    packed = [a for t in tiles for a in t["anchors"]]
+    ready = made_ready(packed, k) if any(t.ready for t in schedule.tiles) else None
+    if ready:
+        signature.scratch()
     variants = []
     for t, deep in zip(schedule.tiles, depths, strict=True):
         bn = columns_of(widest, t.columns if roomy else min(64, t.columns), kinds)
         count = sum(-(-y["columns"] // bn) * groups for y in tiles)
         constants = (("BT", t.tokens), ("BN", bn), ("BK", deep))
+        wide = (*constants, ("GROUP", t.group))
         split = 0 < t.rows <= apart
         name, times = (f"{spec.symbol}_part", parts) if split else (spec.symbol, 1)
-        stages = [Stage(name, Grid(leads, t.tokens, 0, count * times), t.warps, constants, t.pipeline,
-                        hot=True, matrix=kinds.exact, otherwise=(8,) if t.warps < 8 else ())]
+        ahead = ready if t.ready and not split else None
+        stages = [Stage(f"{spec.symbol}_wide" if ahead else name, Grid(leads, t.tokens, 0, count * times), t.warps,
+                        constants if split else wide, t.pipeline, hot=True, matrix=kinds.exact,
+                        otherwise=(8,) if t.warps < 8 else ())]
+        if ahead:
+            blocks = ahead["anchors"][-1]["stop"] * ahead["steps"]
+            made = (("BN", _READY[0]), ("BK", _READY[1]))
+            stages.insert(0, Stage(f"{spec.symbol}_ready", Grid(fixed=blocks), 4, made, 1))
         if split:
             few = min(t.tokens, _SUMMED[0])
-            wide = sum(-(-y["columns"] // _SUMMED[1]) * groups for y in tiles)
-            stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, few, 0, wide), 4, (("BT", few), ("BN", _SUMMED[1])),
+            across = sum(-(-y["columns"] // _SUMMED[1]) * groups for y in tiles)
+            stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, few, 0, across), 4, (("BT", few), ("BN", _SUMMED[1])),
                                 1))
         variants.append(Variant(t.rows // leads if t.rows else 0, tuple(stages)))
     variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
     room = parts * leads * place * 4
-    scratch = (0, room) if apart >= MANY else (parts * apart * place * 4, 0)
+    fixed = max(0 if apart >= MANY else parts * apart * place * 4, 2 * place * k if ready else 0)
+    scratch = (fixed, room if apart >= MANY else 0)
     return render(spec, signature, variants, scratch=scratch, k=k, x=signature.value(spec.get("x")),
                   x_at=signature.row_of(x.rows), x_row=signature.elements(spec.get("x")), groups=groups,
                   lead=leads, tiles=tiles, even=k % max(depths) == 0, kinds=kinds, parts=parts, share=share, wide=place,
+                  ready=ready, paired=k % 16 == 0 and all(a["raised"] and a["format"] == "mxfp8" for a in packed),
                   stride=f"(row_stop - row_first) * {leads}" if apart >= MANY else apart)
+
+
+def made_ready(anchors: list[dict[str, Any]], k: int) -> dict[str, Any] | None:
+    """How packed weights are made bf16 ahead of a product of many rows; None where they are not packed."""
+    if not all(a["raised"] for a in anchors):
+        return None
+    blocks = 0
+    for a in anchors:
+        a["start"], blocks = blocks, blocks - (-a["n"] // _READY[0])
+        a["stop"] = blocks
+        base = f"(ready + {a['place'] * k})" if a["place"] else "ready"
+        a["ready"] = {"base": base, "k": k, "block": (0, 0), "raised": False, "format": "bf16"}
+    return {"anchors": anchors, "steps": -(-k // _READY[1]), "even": k % _READY[1] == 0}

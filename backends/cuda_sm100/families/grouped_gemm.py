@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deepinfer.backends.cuda_sm100.families.contract import (
     Epilogue,
     anchor,
@@ -20,6 +22,7 @@ from deepinfer.errors import InternalError
 
 # Few and many pairs of an expert: picks that the grouping looks at in one step, inputs that a program spreads in one,
 # warps, and programs besides those of the experts, which spread inputs.
+_SHARED = 8  # as many experts a pair: no two pairs are expected to pick the same
 _FEW, _MANY = (1024, 512, 4, 0), (4096, 2048, 8, 1024)
 
 
@@ -51,12 +54,18 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
         bn = columns_of(widest, t.columns, kinds)
         count = sum(-(-y["n"] // bn) for y in tiles)
         depths.append(max(spread, depth(k, weights, kinds, t.depth)))
-        scan, copy, warps, more = _FEW if 0 < t.rows <= 16 else _MANY
-        group = Stage(f"{spec.symbol}_group", Grid(fixed=experts + (more if spread else 0)), warps,
-                      (("SCAN", scan), *((("COPY", copy),) if spread else ())), 1)
         main = Stage(spec.symbol, Grid(slots, t.tokens, experts, count), t.warps,
-                     (("BT", t.tokens), ("BN", bn), ("BK", depths[-1])), t.pipeline, hot=True, matrix=kinds.exact,
-                     otherwise=(8,) if t.warps < 8 and not one else ())
+                     (("BT", t.tokens), ("BN", bn), ("BK", depths[-1]), ("SINGLE", 0)), t.pipeline, hot=True,
+                     matrix=kinds.exact, otherwise=(8,) if t.warps < 8 and not one else ())
+        scan, copy, warps, more = _FEW if 0 < t.rows <= 16 else _MANY
+        copied = (("COPY", copy), ("ALONE", 0)) if spread else ()
+        group = Stage(f"{spec.symbol}_group", Grid(fixed=experts + (more if spread else 0)), warps,
+                      (("SCAN", scan), *copied), 1)
+        if not variants and spread:  # so few pairs that hardly two share an expert: they need no order
+            alone = replace(group, grid=Grid(1, 1, 0, -(-x.size // copy)), constants=(
+                ("SCAN", scan), ("COPY", copy), ("ALONE", 1)))
+            single = replace(main, grid=Grid(slots, 1, 0, count), constants=(*main.constants[:3], ("SINGLE", 1)))
+            variants.append(Variant(max(1, experts // (_SHARED * slots)), (alone, single)))
         variants.append(Variant(t.rows * experts // slots, (group, main)))
     order = -(-(experts + 1) // 64) * 64
     return render(spec, signature, variants, scratch=(4 * order + 64, 4 * slots + (2 * x.size if spread else 0)), k=k,

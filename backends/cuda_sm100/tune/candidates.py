@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile, default_schedule
 from deepinfer.codegen.kernels.spec import KernelSpec
 
-# (tokens, columns, depth, warps, pipeline) by the rows of a step (of experts: pairs of one), few first.
+# (tokens, columns, depth, warps, pipeline, group, ready) by the rows of a step (of experts: pairs of one), few first.
 _DENSE = {
-    16: ((16, 64, 128, 4, 4), (16, 64, 256, 4, 4), (16, 64, 64, 4, 8)),
-    64: ((64, 64, 128, 4, 4),),
-    256: ((64, 128, 64, 4, 4), (128, 64, 64, 4, 4)),
-    0: ((128, 128, 64, 8, 4), (256, 128, 64, 8, 3))}
+    16: ((8, 64, 128, 4, 4), (8, 64, 64, 4, 4), (8, 64, 128, 4, 3)),
+    64: ((64, 64, 64, 4, 4), (32, 64, 128, 4, 3)),
+    256: ((64, 64, 64, 4, 4), (128, 128, 64, 8, 4)),
+    0: ((128, 128, 64, 8, 4, 8, True), (256, 128, 64, 8, 3, 8, True), (128, 128, 64, 8, 4, 8))}
 _EXPERTS = {
-    2: ((8, 64, 256, 4, 4), (8, 64, 256, 4, 3), (8, 64, 128, 4, 6), (8, 128, 256, 4, 3), (8, 128, 128, 4, 4),
-        (8, 128, 256, 8, 3)),
-    16: ((16, 64, 256, 4, 3), (16, 128, 128, 4, 4), (32, 64, 128, 4, 4), (32, 128, 128, 4, 4)),
-    64: ((64, 64, 128, 4, 3), (64, 64, 64, 4, 4), (64, 128, 128, 8, 3), (64, 128, 64, 8, 4)),
-    0: ((64, 128, 128, 8, 3), (128, 128, 64, 8, 3), (128, 128, 128, 8, 3))}
-_THIN = {16: ((16, 64, 128, 4, 4), (16, 64, 64, 4, 6)), MANY: ((64, 64, 64, 4, 4), (128, 64, 64, 8, 4)), 0: ()}
+    2: ((8, 64, 256, 4, 4), (8, 64, 256, 4, 3), (8, 128, 128, 4, 4)),
+    6: ((16, 64, 256, 4, 3), (16, 128, 128, 4, 4)),
+    16: ((32, 64, 256, 4, 3), (32, 128, 128, 4, 4)),
+    64: ((64, 64, 128, 4, 3), (64, 128, 128, 8, 3)),
+    0: ((64, 128, 128, 8, 3), (128, 128, 64, 8, 3))}
+_THIN = {16: ((8, 64, 64, 4, 4), (8, 64, 64, 4, 6)), MANY: ((64, 64, 64, 4, 3), (128, 64, 64, 4, 3)), 0: ()}
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def candidates(spec: KernelSpec) -> Iterator[Candidate]:
     """Every tile for its rows, alone; parts vary for few rows, where they make a difference."""
     base = default_schedule(spec)
     table = _EXPERTS if spec.family == "grouped_gemm" else _THIN if base.apart >= MANY else _DENSE
-    options = {base.parts} if base.parts == 1 else {base.parts, base.parts * 2}
+    options = {base.parts} if base.parts == 1 else {base.parts // 2, base.parts}
     seen = set()
     for parts in sorted(options):
         for rows, tiles in table.items():
-            for t in tiles if 0 < rows <= 64 or parts == base.parts else ():
+            for t in tiles if 0 < rows <= base.apart or parts == base.parts else ():
                 tile = Tile(rows, *t)
                 made = Candidate(replace(base, parts=parts).with_tile(tile), tile)
                 if made not in seen:

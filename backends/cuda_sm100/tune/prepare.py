@@ -24,7 +24,7 @@ from deepinfer.errors import ToolchainError
 
 # Rows that a tile is measured at, by the most rows (or pairs of an expert) it is for.
 _DENSE = {16: (1, 8), 64: (64,), 256: (256,), MANY: (64, 256, 4096), 0: (1024, 4096)}
-_EXPERTS = {2: (1, 8, 64), 16: (256, 1024), 64: (4096,), 0: (8192,)}
+_EXPERTS = {2: (1, 8, 64), 6: (256,), 16: (1024,), 64: (4096,), 0: (8192,)}
 _SKEWED = (64, 1024, 4096)
 
 
