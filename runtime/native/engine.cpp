@@ -100,6 +100,7 @@ void DiEngine::output(const std::string& entry, const std::string& name, const v
     int32_t at = entry_named(entry);
     if (last_entry_ != at) fail(DI_NOT_READY, "the last run was not one of the entry %s", entry.c_str());
     if (const BufferRow* b = output_buffer(at, name.c_str())) {
+        fetch(at);
         *data = output_rows(at, name.c_str(), row_bytes);
         *rows = step_.rows(b->axis);
         return;

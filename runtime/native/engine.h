@@ -58,6 +58,8 @@ struct DiEngine {
     virtual void run_entry(int32_t entry) = 0;
     // Rows of an output of the entry that ran last, where the host can read them; null: there is no such output.
     virtual const char* output_rows(int32_t entry, const char* name, int64_t* row_bytes) = 0;
+    // All outputs of the entry that ran last are about to be asked for.
+    virtual void fetch(int32_t) {}
     virtual char* state_base(int32_t state) const = 0;
 
     const BufferRow* output_buffer(int32_t entry, const char* name) const;

@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
     char* take_host(int64_t bytes, const char* purpose) override;
     void copy_in(void* to, const void* from, int64_t bytes) override;
     void copy_out(void* to, const void* from, int64_t bytes) override;
+    void copy_out_later(void* to, const void* from, int64_t bytes) override;
     void copy_within(void* to, const void* from, int64_t bytes) override;
     bool holds(const void* address) const override;
     int32_t load(const Stage& stage, const char* image) override;
@@ -177,6 +178,11 @@ void CudaDevice::copy_out(void* to, const void* from, int64_t bytes) {
     here();
     if (bytes) must(cu_.cuMemcpyDtoHAsync_v2(to, (CuAddress)from, (size_t)bytes, stream_), "copying from it");
     wait("running a step");
+}
+
+void CudaDevice::copy_out_later(void* to, const void* from, int64_t bytes) {
+    here();
+    must(cu_.cuMemcpyDtoHAsync_v2(to, (CuAddress)from, (size_t)bytes, stream_), "copying from it");
 }
 
 void CudaDevice::copy_within(void* to, const void* from, int64_t bytes) {

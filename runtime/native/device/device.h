@@ -20,6 +20,8 @@ class Device {
     // Returns at once if `from` is memory of take_host, which then stays as it is until the next wait.
     virtual void copy_in(void* to, const void* from, int64_t bytes) = 0;
     virtual void copy_out(void* to, const void* from, int64_t bytes) = 0;  // waits
+    // Into memory of take_host; there after the next wait.
+    virtual void copy_out_later(void* to, const void* from, int64_t bytes) { copy_out(to, from, bytes); }
     virtual void copy_within(void* to, const void* from, int64_t bytes) = 0;
     virtual bool holds(const void* address) const = 0;                     // memory of take
     // Makes the function of a stage callable. `image`: its binary.

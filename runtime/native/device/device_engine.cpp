@@ -131,6 +131,7 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
         answer_at_.push_back(at);
         answers = std::max(answers, end);
     }
+    on_the_way_.assign(table_.entries.size(), 0);
     answers_ = device_->take_host(std::max(answers, PAGE), "results of a step");
     slot_states_.allocate(slots);
     step_.bound(slots, blocks);
@@ -169,11 +170,30 @@ const char* DeviceEngine::output_rows(int32_t entry, const char* name, int64_t* 
         const BufferRow& b = e.buffers[(size_t)e.outputs[o].second];
         char* const to = answers_ + answer_at_[(size_t)entry][o];
         *row_bytes = b.row_bytes;
-        device_->copy_out(to, arena_ + b.offset, step_.rows(b.axis) * b.row_bytes);
+        if (!fetched_) {
+            device_->copy_out(to, arena_ + b.offset, step_.rows(b.axis) * b.row_bytes);
+            arrived();
+        }
         return to;
     }
     return nullptr;
 }
+
+// One wait for all of them.
+void DeviceEngine::fetch(int32_t entry) {
+    if (fetched_) return;
+    const EntryRow& e = table_.entries[(size_t)entry];
+    for (size_t o = 0; o < e.outputs.size(); ++o) {
+        const BufferRow& b = e.buffers[(size_t)e.outputs[o].second];
+        const int64_t bytes = step_.rows(b.axis) * b.row_bytes;
+        if (bytes) device_->copy_out_later(answers_ + answer_at_[(size_t)entry][o], arena_ + b.offset, bytes);
+    }
+    device_->wait("running a step");
+    arrived();
+    fetched_ = true;
+}
+
+void DeviceEngine::arrived() { std::fill(on_the_way_.begin(), on_the_way_.end(), 0); }
 
 // ---- what a step brings --------------------------------------------------------------------------------------------
 Rows DeviceEngine::rows_of_step() const {
@@ -183,6 +203,11 @@ Rows DeviceEngine::rows_of_step() const {
 }
 
 void DeviceEngine::send(int32_t entry, const Places& places) {
+    if (on_the_way_[(size_t)entry]) {  // nobody asked for a result of the run before
+        device_->wait("running a step");
+        arrived();
+    }
+    on_the_way_[(size_t)entry] = 1;
     char* const block = sent_[(size_t)entry];
     write_integers(block, places, step_.view(), table_.axes);
     device_->copy_in(integers_, block, places.end);

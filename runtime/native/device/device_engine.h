@@ -20,6 +20,7 @@ class DeviceEngine final : public DiEngine {
   protected:
     void run_entry(int32_t entry) override;
     const char* output_rows(int32_t entry, const char* name, int64_t* row_bytes) override;
+    void fetch(int32_t entry) override;
     char* state_base(int32_t state) const override;
 
   private:
@@ -46,6 +47,8 @@ class DeviceEngine final : public DiEngine {
     std::vector<char*> sent_;            // by entry: the integers on their way
     int32_t* tables_sent_ = nullptr;     // block tables as the device has them
     char* answers_ = nullptr;            // outputs that were asked for
+    bool fetched_ = false;               // all of the last run are there
+    std::vector<char> on_the_way_;       // by entry: its integers may still be read by a copy
     std::vector<std::vector<int64_t>> answer_at_;  // by entry and output
     std::vector<char*> pins_;            // by pin, made when first given
     std::vector<int32_t> pin_axis_;
@@ -60,6 +63,7 @@ class DeviceEngine final : public DiEngine {
     int64_t scratch_bytes(int32_t blocks) const;
     int64_t table_bytes(int32_t blocks) const;
     Rows rows_of_step() const;
+    void arrived();
     void send(int32_t entry, const Places& places);
     void send_tables();
     void send_pins(const EntryRow& entry);

@@ -14,6 +14,7 @@ void DeviceEngine::run_entry(int32_t entry) {
     const EntryRow& e = table_.entries[(size_t)entry];
     const Rows rows = rows_of_step();
     last_entry_ = -1;
+    fetched_ = false;
     const Graph* const graph = profiling_ || pinned(e) ? nullptr : recorded(entry, rows);
     const Places places(table_, graph ? graph->most : rows);
     send(entry, places);
