@@ -49,7 +49,7 @@ def make(lag: int, sequences: int, drafts: int, executor: type[NullExecutor] = N
 class Sink:
     """Where a server's messages go."""
 
-    def send(self, message: bytes) -> None:
+    def send_multipart(self, parts: list[bytes]) -> None:
         pass
 
 
