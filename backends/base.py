@@ -39,7 +39,8 @@ class Capabilities:
 
     ``prologue`` / ``epilogue``: widest granularity of the slot before / after each family's anchor. ``shared_input``:
     contractions of the same rows run in one kernel. ``group``: most elements of a group that a slot of that granularity
-    holds, 0 for any. ``row_columns``: most results of a contraction that rowwise kernels carry, 0 for none. ``mixed_tiles``: unrelated contractions may share a launch.
+    holds, 0 for any. ``row_columns``: most results of a contraction that rowwise kernels carry, 0 for none.
+    ``mixed_tiles``: unrelated contractions may share a launch.
     ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
     cost
     of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that

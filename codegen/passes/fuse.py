@@ -73,6 +73,11 @@ def granularity(n: Node) -> str:
     return "group" if n.op in _GROUP else "row"
 
 
+def _same_size(region: Region, n: Node) -> bool:
+    """Whether a node has as many elements as one of the region's results."""
+    return any(n.type.size == a.type.size for a in region.anchors)
+
+
 def _widest_group(n: Node) -> int:
     """Most elements that share a scale in an encoded value."""
     t = n.type.dtype
@@ -302,6 +307,8 @@ class _Slot:
         r = self.region
         if n.type.rows is None or not _reaches(self.limit, granularity(n)) or _rows(n) != r.rows:
             return False
+        if self.limit == "group" and (not _same_size(r, n) or self._is_record(n)):
+            return False
         if n.op == "encode" and self.limit == "group" and 0 < self.group < _widest_group(n):
             return False
         for raw in n.inputs:
@@ -320,6 +327,11 @@ class _Slot:
                     return False
         along.append(n)
         return True
+
+    def _is_record(self, n: Node) -> bool:
+        """Whether a state is written from it: records are encoded where they are stored."""
+        readers = (self.levels.units[u] for u in self.levels.readers[self.levels.unit[n.id]])
+        return n.op == "encode" and any(x.op in ("extend", "append") for unit in readers for x in unit)
 
 
 def _epilogues(graph: Graph, levels: Levels, regions: dict[int, Region], caps: Capabilities) -> None:
