@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from deepinfer.backends.ascend950 import bisheng
 from deepinfer.backends.ascend950.families import commit
 from deepinfer.backends.ascend950.source import AscendSource
 from deepinfer.backends.ascend950.target import ARCH
@@ -37,9 +38,14 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
     twin = build_twin({s.symbol: s.text for s in kernels},
                       {s.symbol: [(t.function, t.kind) for t in s.stages] for s in kernels}, jobs=jobs, cache=store,
                       progress=lambda symbol: progress(symbol) if progress is not None and symbol in asked else None)
-    packed = _pack(store, target, kernels, twin.files[LIBRARY], compiled=False)
-    hits = int(twin.hit) + int(packed.hit)
-    return Binary(packed.files, {"g++": TwinBuild(store).version}, hits, 2 - hits, isa, (ARCH,), compiled=False)
+    compilers, tools, made = {"g++": TwinBuild(store).version}, bisheng.find(), twin
+    if tools is not None:
+        made = bisheng.build(tools, {s.symbol: s.text for s in kernels}, jobs=jobs, cache=store)
+        compilers["bisheng"] = tools.version
+    binary = made.files[LIBRARY if tools is None else bisheng.BINARY]
+    packed = _pack(store, target, kernels, binary, compiled=tools is not None)
+    hits = int(made.hit) + int(packed.hit)
+    return Binary(packed.files, compilers, hits, 2 - hits, isa, (ARCH,), compiled=tools is not None)
 
 
 def _pack(store: Cache, target: str, kernels: Sequence[AscendSource], binary: Path, *, compiled: bool) -> Entry:
