@@ -47,9 +47,9 @@ def prepare(out: Path) -> None:
                 taken.setdefault(v, []).extend((n, skew) for skew in (False, True) if f"{n}" + " skewed" * skew
                                                in bars()[shapes(spec)]["us"])
             for v, cases in taken.items():
-                stages = source.variants[v].stages
+                stages, tile = source.variants[v].stages, schedule.tiles[v + len(schedule.tiles) - len(source.variants)]
                 made = list(zip(stages, pool.map(lambda s, source=source: tools.stage(source, s), stages), strict=True))
-                bundle.add(spec, schedule, schedule.tiles[v], source, made, cases)
+                bundle.add(spec, schedule, tile, source, made, cases)
             bundle.kernels[spec.symbol]["shapes"] = shapes(spec)
             print(spec.symbol, flush=True)
     print(bundle.write(out), "choices")

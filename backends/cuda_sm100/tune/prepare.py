@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile
-from deepinfer.backends.cuda_sm100.source import CudaSource, Stage
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant
 from deepinfer.backends.cuda_sm100.target import ARCHS
 from deepinfer.backends.cuda_sm100.toolchain import Toolchain, placed
 from deepinfer.backends.cuda_sm100.tune.candidates import Candidate, candidates
@@ -81,8 +81,7 @@ def prepare(target: str, specs: Iterable[KernelSpec], out: Path, *, jobs: int = 
             spec, c = item
             source = emit(spec, c.schedule)
             try:
-                variant = next(v for v, t in zip(source.variants, c.schedule.tiles, strict=False) if t == c.tile)
-                return source, [(s, tools.stage(source, s)) for s in variant.stages]
+                return source, [(s, tools.stage(source, s)) for s in variant_of(source, c.schedule, c.tile).stages]
             except (ToolchainError, StopIteration):
                 return None
             finally:
@@ -92,6 +91,11 @@ def prepare(target: str, specs: Iterable[KernelSpec], out: Path, *, jobs: int = 
             if made is not None:
                 bundle.add(spec, c.schedule, c.tile, *made, cases_of(spec, c.tile))
     return bundle.write(out)
+
+
+def variant_of(source: CudaSource, schedule: Schedule, tile: Tile) -> Variant:
+    """The variant that a tile became. A family may leave out the first tiles, or put variants before them."""
+    return next(v for v, t in zip(reversed(source.variants), reversed(schedule.tiles), strict=False) if t == tile)
 
 
 def cases_of(spec: KernelSpec, tile: Tile) -> list[tuple[int, bool]]:
