@@ -49,7 +49,8 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     words = kinds.exact and not kinds.thirds and all(w.format == "mxfp4" for w in weights)
     spread = next((chunk for chunk in (128, 64, 32) if words and k % chunk == 0), 0)
     one = all(len(t["anchors"]) == 1 for t in tiles)  # two expanded weights of a deep step fill the registers
-    variants, depths = [], []
+    variants: list[Variant] = []
+    depths: list[int] = []
     for t in schedule.tiles:
         bn = columns_of(widest, t.columns, kinds)
         count = sum(-(-y["n"] // bn) for y in tiles)

@@ -176,8 +176,8 @@ def floor_bytes(kernel: dict[str, Any], rows: int, skew: bool) -> int:
 
 def flops(kernel: dict[str, Any], rows: int) -> int:
     """Multiply-adds, two each: with every weight, or every one of a picked expert."""
-    weights = sum(math.prod(o["dims"][-2:]) for o in kernel["operands"] if o["role"] == "param")
-    return 2 * rows * weights * kernel["slots"]
+    weights: int = sum(math.prod(o["dims"][-2:]) for o in kernel["operands"] if o["role"] == "param")
+    return 2 * rows * weights * int(kernel["slots"])
 
 
 def time_kernel(driver: Driver, pools: Pools, blob: bytes, kernel: dict[str, Any], rows: int, skew: bool,
