@@ -123,9 +123,10 @@ class Residence:
         """Whether there were room for ``s``, and a block to spare, if the running ``others`` gave up their memory. Hits
         are left out: it may need less."""
         gone = [h for h in (other.holding for other in others) if h is not None]
-        blocks = len({block for h in gone for block in h.blocks.tolist()})
-        return (self.memory.free_slots + len(gone) >= 1 + s.request.to_fork
-                and self.memory.free_blocks + self.prefix.evictable + blocks >= self._most_needed(s))
+        short = self._most_needed(s) - self.memory.free_blocks - self.prefix.evictable
+        if self.memory.free_slots + len(gone) < 1 + s.request.to_fork or sum(h.count for h in gone) < short:
+            return False
+        return short <= 0 or len({block for h in gone for block in h.blocks.tolist()}) >= short
 
     def _most_needed(self, s: Sequence) -> int:
         need = self.plan.blocks_for(s.known) if s.spilled is None else len(s.spilled.blocks) - len(s.spilled.kept)

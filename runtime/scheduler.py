@@ -142,7 +142,7 @@ class Scheduler:
         """The head of the queue comes before some that run: where it does not fit, the last of those are preempted, if
         that makes it fit. False: a step in flight has to end before."""
         head = self.waiting[0]
-        later = [s for s in self.running if s.rank > head.rank]
+        later = self.running[bisect(self.running, head.rank, key=_rank):]
         if not self.residence.fits_without(head, later):
             return True
         while later and not self.residence.fits_without(head, []):

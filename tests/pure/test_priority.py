@@ -112,3 +112,21 @@ def test_a_request_whose_blocks_are_on_their_way_does_not_hold_up_the_queue(lag:
     for r in loading:
         check(plan, r.updates[-1], 8)
         assert r.updates[-1].num_cached_tokens == 144
+
+
+def test_a_preempted_request_is_overtaken_for_its_minute_and_then_ends() -> None:
+    plan, time = PLANS[0, 0], [0.0]
+    c = EngineCore(plan, DraftingEngine(plan, 4, 40), slots=1, blocks=40, now=lambda: time[0])
+    low = c.make("low", prompt(0, 12), LONG, priority=1)
+    c.add(low)
+    high: list[Request] = []
+    while not low.finished:
+        high.append(c.make(str(len(high)), prompt(1 + len(high) % 7, 12), SHORT))
+        c.add(high[-1])
+        for _ in range(5):  # one request of higher priority takes as many steps
+            c.step()
+        time[0] += 2
+    before = [r for r in high if r.finished]
+    assert low.outputs[0].token_ids == alone(low.prompt_ids, LONG, ends=())
+    assert 28 <= len(before) <= 31 and low.metrics.num_preemptions <= 31
+    assert all(r.metrics.arrival_time <= 60 for r in before)
