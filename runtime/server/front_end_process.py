@@ -11,6 +11,7 @@ import os
 import socket as sockets
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -174,10 +175,15 @@ def main() -> None:
     settings = relay.decode_settings(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_first, daemon=True, name="first-front-end-watch").start()
     start_logging(settings.log_level, as_json=settings.log_json)
-    asyncio.run(_serve(settings))
+    code = 0
+    try:
+        asyncio.run(_serve(settings))
+    except Exception:
+        traceback.print_exc()
+        code = InternalError.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the watching thread sits in a read that nothing can end
+    os._exit(code)  # the watching thread sits in a read that nothing can end
 
 
 if __name__ == "__main__":

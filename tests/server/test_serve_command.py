@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from server.running import PATIENCE
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cli.serve import main
+from deepinfer.codegen.package.manifest import read_manifest
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 from deepinfer.runtime.server.self_check import check_against_record, weights_identity
 
@@ -42,6 +44,8 @@ def serving(tmp_path: Path, *arguments: str, **environment: str) -> Iterator[tup
             if '"listening"' in line:
                 url = json.loads(line)["url"]
             if '"vocabulary_ready"' in line:
+                while httpx.get(f"{url}/ready", timeout=PATIENCE).status_code != 200:
+                    time.sleep(0.05)  # until every front end is
                 break
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield process, url
@@ -57,7 +61,7 @@ def test_a_compiled_engine_answers_over_http_as_it_does_in_python(tmp_path: Path
     with LLM(engine, checkpoint, progress=False) as llm:
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
         expected = llm.generate(prompts, greedy, progress=False)
-    with serving(tmp_path, str(engine), "--checkpoint", str(checkpoint)) as (process, url):
+    with serving(tmp_path, str(engine), "--checkpoint", str(checkpoint), "--front-ends", "2") as (process, url):
         for prompt, known in zip(prompts, expected, strict=True):
             body = {"model": CASE, "prompt": prompt, "temperature": 0, "max_tokens": 6, "ignore_eos": True,
                     "logprobs": 0}
@@ -65,6 +69,9 @@ def test_a_compiled_engine_answers_over_http_as_it_does_in_python(tmp_path: Path
             values = [x[t].logprob for x, t in zip(known.outputs[0].logprobs or [], known.token_ids, strict=True)]
             np.testing.assert_array_equal(found["logprobs"]["token_logprobs"], values)
             assert found["finish_reason"] == "length"
+        told = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+        assert f'hash="{read_manifest(engine)["digest"]}"' in told
+        assert f'deepinfer:kernel_compiles_total{{model_name="{CASE}"}} 0.0' in told
         refused = httpx.post(f"{url}/v1/chat/completions", json={"model": CASE, "messages": []}, timeout=PATIENCE)
         assert refused.status_code == 400 and "</think>" in refused.json()["error"]["message"]
         process.send_signal(signal.SIGTERM)
