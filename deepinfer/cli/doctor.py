@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 import deepinfer
-from deepinfer.accelerator import built_targets, known_targets, resolve_target
+from deepinfer.accelerator import built_targets, known_targets, resolve_target, runnable_targets
 from deepinfer.cli.failure import Command
 from deepinfer.devices import ascend_device, nvidia_device
 from deepinfer.errors import DeepInferError
@@ -54,7 +54,8 @@ def findings() -> list[Finding]:
         lacking = misses(target)
         found += [Finding(f"target {target}", "error" if m.needed else "note", m.sentence) for m in lacking]
         if not lacking:
-            found.append(Finding(f"target {target}", "ok", "can be compiled here"))
+            runs = "" if target in runnable_targets() else "; this version does not run engines for it"
+            found.append(Finding(f"target {target}", "ok", f"can be compiled here{runs}"))
     unbuilt = [t for t in known_targets() if t not in built_targets()]
     if unbuilt:
         found.append(Finding("targets", "note", f"not built in this version: {', '.join(unbuilt)}"))
