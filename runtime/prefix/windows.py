@@ -28,7 +28,8 @@ class WindowPool:
         self.kept_rings = [s for s in plan.rings if s.snapshot and not s.resume]
         self.kept_reach = max((s.snapshot for s in self.kept_rings), default=0)
         self.units = units
-        self._data = {s.name: np.zeros((units, s.snapshot, s.record_bytes), np.uint8)
+        # written and not only asked for: else the system hands it out page by page while serving
+        self._data = {s.name: np.full((units, s.snapshot, s.record_bytes), 0, np.uint8)
                       for s in (*self.rings, *self.kept_rings)}
         self._whole = np.zeros(units, bool)
         self._free = list(range(units - 1, -1, -1))
