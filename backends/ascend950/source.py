@@ -15,6 +15,7 @@ from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature, declared
 from deepinfer.backends.base import Source
 from deepinfer.backends.signature import Parameter
+from deepinfer.backends.work import Work
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
@@ -61,13 +62,14 @@ class Stage:
 @dataclass(frozen=True)
 class AscendSource(Source):
     """A Source whose text is AscendC. ``scratch``: bytes, fixed and a row; ``constants``: what ``constants`` of the
-    parameters points to."""
+    parameters points to; ``work``: what reports predict its time with."""
 
     family: str = ""
     parameters: tuple[Parameter, ...] = ()
     stages: tuple[Stage, ...] = ()
     scratch: tuple[int, int] = (0, 0)
     constants: bytes = b""
+    work: Work | None = None
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +98,8 @@ def text_of(template: str, **parts: Any) -> str:
 
 
 def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memories: Sequence[Memory], *,
-           scratch: tuple[int, int] = (0, 0), constants: bytes = b"", **parts: Any) -> AscendSource:
+           scratch: tuple[int, int] = (0, 0), constants: bytes = b"", work: Work | None = None,
+           **parts: Any) -> AscendSource:
     """Source of a kernel from the skeleton of its family."""
     parameters = tuple(signature.parameters())
     body = _environment().get_template(f"{spec.family}.asc.jinja").render(
@@ -106,4 +109,4 @@ def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memo
     grid = stages[-1].grid
     return AscendSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,
                         family=spec.family, parameters=parameters, stages=tuple(stages), scratch=scratch,
-                        constants=constants)
+                        constants=constants, work=work)

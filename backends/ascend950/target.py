@@ -46,13 +46,17 @@ SKUS = (
 # Bytes a cycle of the paths of one core, and vector lanes: what the cost model (cost.py) divides by.
 PATHS = {"L2": 100.0, "L1_L0": 256.0, "UB_L1": 128.0, "L0C_UB": 128.0}
 
+LAUNCH = 4e-6  # seconds from one kernel of a stream to the next, assumed
+
 CAPABILITIES = Capabilities(
     target="ascend950",
     prologue={},
     epilogue={"gemm": "element", "grouped_gemm": "element"},
     shared_input=True,
-    barrier_us=4.0,
+    barrier_us=LAUNCH * 1e6,
     on_chip_bytes=CAPACITY["UB"],
     roofs=tuple(Roof(s.name, s.read, s.multiply, "published: bytes a cycle and core x cores x clock; 16 x 16 x 16 "
-                                                 "bf16 multiply-adds a cycle and core") for s in SKUS),
+                                                 "bf16 multiply-adds a cycle and core",
+                     s.clock, (("vector", s.cores * VECTOR_CORES), ("mix_1_2", s.cores)), PATHS["L2"] * s.clock,
+                     LAUNCH) for s in SKUS),
 )

@@ -1,7 +1,7 @@
 """``explain.json``: every launch of an engine with where it comes from, why it ends where it ends, and what it costs.
 
     {"roofs": [machine, ...],
-     "kernels": [{"symbol", "family", "title", "source"}, ...],
+     "kernels": [{"symbol", "family", "title", "source", "work" (backends/work.py; where predicted)}, ...],
      "entries": {"step": {"launches": [...], "buffers": [...], "loops": [...], "arena": bytes, "limits": {...}}}}
 
 A launch is ``{"commit": state, "scope"}`` or has ``kernel`` (its number), ``rows`` (axis), ``scope``, ``why``,
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deepinfer.backends.base import Roof
+from deepinfer.backends.base import Roof, Source
 from deepinfer.codegen.lower import Plan
 from deepinfer.codegen.passes.fuse import ANCHORS
 from deepinfer.codegen.plan.cost import launch_cost
@@ -29,10 +29,15 @@ def explanation(plan: Plan, roofs: Sequence[Roof]) -> dict[str, Any]:
     """The content of ``explain.json``, see the module."""
     lowered = plan.lowered
     kernels = [{"symbol": source.symbol, "family": spec.family, "title": spec.title,
-                "source": f"src/{source.symbol}{source.suffix}"}
+                "source": f"src/{source.symbol}{source.suffix}", **_work(source)}
                for spec, source in zip(lowered.specs, lowered.sources, strict=True)]
     return {"roofs": [asdict(r) for r in roofs], "kernels": kernels,
             "entries": {name: _entry(plan, name, entry) for name, entry in lowered.table.entries.items()}}
+
+
+def _work(source: Source) -> dict[str, Any]:
+    work = getattr(source, "work", None)  # of backends that predict cycles
+    return {} if work is None else {"work": work.as_dict()}
 
 
 def _entry(plan: Plan, name: str, entry: EntryTable) -> dict[str, Any]:

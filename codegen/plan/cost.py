@@ -89,11 +89,20 @@ class LaunchCost:
             total += rows * min(most, shape.seen(ratio)) * size
         return total
 
+    def keys(self, shape: StepShape) -> float:
+        """Keys of windows, and entries, that a row meets on average."""
+        keys = sum(min(reach, shape.context + (shape.rows + 1) / 2) for reach, _ in self.windows)
+        return keys + sum(min(most, shape.seen(ratio)) for most, ratio, _ in self.picks)
+
+    def met(self, shape: StepShape) -> float:
+        """The same with the entries that are scanned."""
+        scanned = sum(min(most or shape.seen(ratio), shape.seen(ratio)) for ratio, _, _, most in self.scans)
+        return self.keys(shape) + scanned
+
     def macs(self, shape: StepShape) -> float:
         """Multiply-adds of the launch in a step."""
         rows = shape.on(self.axis)
-        keys = sum(min(reach, shape.context + (shape.rows + 1) / 2) for reach, _ in self.windows)
-        keys += sum(min(most, shape.seen(ratio)) for most, ratio, _ in self.picks)
+        keys = self.keys(shape)
         scanned = sum(min(most or shape.seen(ratio), shape.seen(ratio)) * macs for ratio, _, macs, most in self.scans)
         return rows * (self.row_macs + keys * self.key_macs + scanned)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from deepinfer.backends.base import Roof
+from deepinfer.backends.work import Work
 from deepinfer.codegen.census import LayerKind, kinds_of, layer_of
 from deepinfer.codegen.plan.cost import LaunchCost, StepShape
 
@@ -59,7 +60,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Account:
-    """A sum over launches: how many, bytes, multiply-adds, least seconds on a roof, measured seconds (None: not)."""
+    """A sum over launches: how many, bytes, multiply-adds, least seconds on a roof, measured seconds (None: not), and
+    seconds that the backend predicts (None: it does not)."""
 
     name: str
     launches: int
@@ -67,11 +69,13 @@ class Account:
     macs: float
     least: float
     measured: float | None = None
+    predicted: float | None = None
 
     @property
     def share(self) -> float | None:
-        """Of the roof."""
-        return self.least / self.measured if self.measured else None
+        """Of the roof, of what was measured, else of what is predicted."""
+        taken = self.measured or self.predicted
+        return self.least / taken if taken else None
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,24 @@ class EngineFacts:
 
     @cached_property
     def roofs(self) -> tuple[Roof, ...]:
-        return tuple(Roof(**r) for r in self.explanation["roofs"])
+        return tuple(Roof(**{**r, "units": tuple(map(tuple, r.get("units", ())))}) for r in self.explanation["roofs"])
+
+    @cached_property
+    def works(self) -> tuple[Work | None, ...]:
+        """What the backend predicts of each kernel."""
+        return tuple(Work.from_dict(k["work"]) if "work" in k else None for k in self.kernels)
+
+    def predicted(self, steps: Sequence[Step], shape: Shape, roof: Roof) -> float | None:
+        """Seconds of launches as the backend predicts them; None where it has no figures of one of them."""
+        total = 0.0
+        for s in steps:
+            work = self.works[s.raw["kernel"]] if s.is_kernel else None
+            if s.is_kernel and (work is None or not roof.units):
+                return None
+            if work is not None:
+                cost, rows = s.cost, shape.step.on(s.cost.axis)
+                total += work.seconds(roof, rows, cost.met(shape.step), cost.bytes(shape.step)) if rows else 0.0
+        return total
 
     def steps(self, entry: str = STEP_ENTRY) -> list[Step]:
         """Launches and commits of an entry in order."""
@@ -125,7 +146,8 @@ class EngineFacts:
             sizes = [(c.bytes(shape.step), c.macs(shape.step)) for c in costs]
             time = sum(measured.microseconds[s.number] for s in steps) / 1e6 if measured else None
             out.append(Account(name, len(costs), sum(b for b, _ in sizes), sum(m for _, m in sizes),
-                               sum(roof.seconds(b, m) for b, m in sizes), time))
+                               sum(roof.seconds(b, m) for b, m in sizes), time,
+                               None if measured else self.predicted(steps, shape, roof)))
         return out
 
     def by_family(self, entry: str = STEP_ENTRY) -> dict[str, list[Step]]:

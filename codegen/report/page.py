@@ -108,16 +108,19 @@ def _view(facts: EngineFacts, shape: Shape, roof: Roof, profile: Measured | None
     family = {str(k["symbol"]): str(k["family"]) for k in facts.kernels}
     each = accounts(kernels)
     total = accounts({"all": facts.steps()})[0]
-    whole = total.measured or total.least
+    whole = total.measured or total.predicted or total.least
+    timed = "measured" if profile is not None else "predicted" if total.predicted else ""
 
     def taken(a: Account) -> float:
-        return (a.measured if a.measured is not None else a.least) / whole if whole else 0.0
+        seconds = a.measured if timed == "measured" else a.predicted if timed == "predicted" else a.least
+        return (seconds or 0.0) / whole if whole else 0.0
 
     points = [Point(a.name, family[a.name], a.macs / a.bytes if a.bytes else 0,
                     a.macs / a.measured if a.measured else None, taken(a)) for a in each]
     tokens = shape.step.sequences * shape.step.rows
     most = sorted(each, key=lambda a: -taken(a))[:12]
-    return {"name": shape.name, "roof": roof, "measured": profile is not None, "total": total,
+    return {"name": shape.name, "roof": roof, "measured": profile is not None, "timed": timed,
+            "total": total,
             "rate": tokens / whole if whole else 0.0,
             "families": [(a, taken(a)) for a in accounts(facts.by_family())],
             "kinds": [(a, taken(a)) for a in accounts(facts.by_kind())],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.families.contract import places, resolved
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
@@ -178,9 +179,11 @@ def emit(spec: KernelSpec) -> AscendSource:
     for m in memories:
         at |= places(m)
     stage = Stage(spec.symbol, MIX, Grid(times=heads // group))
+    copies = max(1 + sum(1 + x.part.dtype.is_block for x in s.keys.slots) for s in sources)
+    work = cost.attention(MIX, stage.grid, rows, wide, tall, size, copies, heads // group)
     text = resolved(["\n".join(function.text()), function.call()], ub)
-    return render(spec, signature, [stage], memories, sources=sources, at=at, heads=heads, group=group, rows=rows, d=d,
-                  vd=vd, wide=wide, tall=tall, size=size, kv=kv, share=share, keys=KEYS, mine=MINE,
+    return render(spec, signature, [stage], memories, work=work, sources=sources, at=at, heads=heads, group=group,
+                  rows=rows, d=d, vd=vd, wide=wide, tall=tall, size=size, kv=kv, share=share, keys=KEYS, mine=MINE,
                   element="bfloat16_t" if exact else "float", ub_element="uint16_t" if exact else "float",
                   q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
                   q_kind=signature.element(spec.get("q")), sink=signature.param(sink) if sink >= 0 else "",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
+from deepinfer.backends.ascend950.source import Stage
 from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index, broadcast
 from deepinfer.backends.ascend950.tile.printer import Constants, Printer
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import Ix, Space, linear
 from deepinfer.backends.cpu.tile.program import cleaned
+from deepinfer.backends.work import Work
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.errors import InternalError
 
@@ -156,6 +159,7 @@ class Epilogue:
     functions: list[str] = field(default_factory=list)
     rooms: dict[str, Room] = field(default_factory=dict)
     outs: list[Room] = field(default_factory=list)
+    cycles: int = 0
 
     def __post_init__(self) -> None:
         self.ops = cleaned(self.program, self.signature.spec.operands)
@@ -188,6 +192,7 @@ class Epilogue:
                    "        vector_bool m = asc_update_mask_b32(left);", *("        " + x for x in f.lines), "    }",
                    "}"]
         self.functions.append("\n".join(f.text()))
+        self.cycles += f.cycles
         return f.call()
 
     def _index(self, dims: Sequence[int], space: Space) -> Index:
@@ -299,6 +304,7 @@ class Plan:
     groups: int
     widest: int
     functions: list[str] = field(default_factory=list)
+    epilogue_cycles: int = 0
 
     def __post_init__(self) -> None:
         title = self.spec.title
@@ -337,7 +343,7 @@ def component_tiles(plan: Plan, program: TileProgram, operands: Sequence[int],
     _rooms(plan, weights, most)
     for t in tiles:
         t["call"] = resolved([str(t["call"])], plan.ub)[0]
-    plan.functions = resolved(epilogue.functions, plan.ub)
+    plan.functions, plan.epilogue_cycles = resolved(epilogue.functions, plan.ub), epilogue.cycles
     return tiles
 
 
@@ -363,6 +369,16 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
     plan.l0c.new("sums", most * ROWS * plan.columns * 4, 2 if 2 * most * ROWS * plan.columns * 4 <= 262144 else 1)
     for m in plan.memories:
         m.place()
+
+
+def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
+    """Predicted work of the stage that multiplies: that of its mean tile."""
+    expands = [w.expand for t in tiles for w in t["anchors"]]
+    count = max(1, len(tiles))
+    one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
+                           plan.epilogue_cycles / count)
+    item, row = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row))
+    return replace(one, item=item, row=row)
 
 
 def planned(plan: Plan, tiles: list[dict[str, Any]]) -> dict[str, Any]:

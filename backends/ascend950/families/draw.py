@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import C_TYPES, Signature
 from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage, render
@@ -26,7 +27,8 @@ def emit(spec: KernelSpec) -> AscendSource:
     best, where, token = (memory.new(name, VECTOR_BYTES) for name in ("best", "where", "token"))
     used = memory.place()
     stage = Stage(spec.symbol, VECTOR, Grid(times=lead), (("UB", used),))
-    return render(spec, signature, [stage], [memory], size=size, lead=lead, piece=piece, bytes=bytes_of,
+    work = cost.rowwise(VECTOR, stage.grid, size / 64 * 5, -(-size // piece), True)
+    return render(spec, signature, [stage], [memory], work=work, size=size, lead=lead, piece=piece, bytes=bytes_of,
                   ub="uint16_t" if bytes_of == 2 else "float", element=element,
                   out_bytes=8 if signature.element(spec.get("out")) == "*i64" else 4,
                   logits=signature.value(spec.get("logits")), logits_at=signature.row_of(logits.rows),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.families.attend import KEYS, MINE, Rows, slots_of
 from deepinfer.backends.ascend950.families.contract import places
 from deepinfer.backends.ascend950.memory import Memory, padded
@@ -40,8 +41,10 @@ def emit(spec: KernelSpec) -> AscendSource:
     at: dict[str, Any] = {}
     for m in memories:
         at |= places(m)
+    stage, bits = Stage(spec.symbol, MIX, Grid()), 16 if spec.get("rounds") else 32
+    work = cost.scores(MIX, stage.grid, rows, wide, heads, size, 2, bits)
     kinds = {i: signature.element(i) for i in (q, w)}
-    return render(spec, signature, [Stage(spec.symbol, MIX, Grid())], memories, at=at, passes=passes, heads=heads, d=d,
+    return render(spec, signature, [stage], memories, work=work, at=at, passes=passes, heads=heads, d=d,
                   selections=selections, rows=rows, wide=wide, size=size, keys=KEYS, mine=MINE, formats=FORMATS,
                   piece=PIECE, element="bfloat16_t" if exact else "float",
                   ub_element="uint16_t" if exact else "float", ratio=spec.get("ratio"),
@@ -50,7 +53,7 @@ def emit(spec: KernelSpec) -> AscendSource:
                   w=signature.value(w), w_at=signature.row_of(spec.operands[w].rows), w_kind=kinds[w],
                   ub_buffers=memories[0].declared(), l1_buffers=memories[1].declared(),
                   cube_buffers=[x for m in memories[1:] for x in m.declared()],
-                  shift=16 if spec.get("rounds") else 0, bits=16 if spec.get("rounds") else 32)
+                  shift=32 - bits, bits=bits)
 
 
 def _rows(signature: Signature, keys: int, d: int, passes: list[dict[str, Any]]) -> int:
