@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 
 from deepinfer.devices import ascend_device, nvidia_device
-from deepinfer.errors import ArtifactError, DeepInferError, InternalError, SpecError
+from deepinfer.errors import ArtifactError, DeepInferError, InternalError, SpecError, ToolchainError
 
 VARIABLE = "DEEPINFER_ACCELERATOR"
 
@@ -91,6 +91,21 @@ def backend_of(target: str) -> Backend:
         if target in backend.targets:
             return backend
     raise SpecError("no backend serves this target", where="target", found=target, allowed=known_targets())
+
+
+def uses_stand_in(target: str) -> bool:
+    """Whether the user has engines for ``target`` run on the stand-in of its device; it is ready afterwards.
+
+    Raises ToolchainError where it cannot be built.
+    """
+    variable = backend_of(target).stand_in
+    if not variable or os.environ.get(variable, "") in ("", "0"):
+        return False
+    device = ascend_device()
+    if device.soc is None:
+        raise ToolchainError("the stand-in for a device cannot be used", where=variable, found=device.note,
+                             next_step=f"mend that, or unset {variable}")
+    return True
 
 
 def resolve_target(explicit: str | None = None, *, need_built: bool = True) -> Choice:

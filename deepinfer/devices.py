@@ -67,7 +67,8 @@ def nvidia_device() -> NvidiaDevice:
 def ascend_device() -> AscendDevice:
     """The SoC name of the first Ascend device, from CANN's `libascendcl.so`, or from the CPU twin's where
     `DEEPINFER_ASCEND_TWIN` asks for it."""
-    if os.environ.get("DEEPINFER_ASCEND_TWIN", "") not in ("", "0"):
+    twin = os.environ.get("DEEPINFER_ASCEND_TWIN", "") not in ("", "0")
+    if twin:
         try:
             importlib.import_module("deepinfer.backends.ascend950.twin.device").use_twin()
         except DeepInferError as error:
@@ -85,4 +86,6 @@ def ascend_device() -> AscendDevice:
     name = acl.aclrtGetSocName()
     if not name:
         return AscendDevice(None, "the Ascend runtime does not name its device")
+    if name.endswith(b"-twin") and not twin:
+        return AscendDevice(None, "the Ascend runtime loaded here is the CPU twin's")
     return AscendDevice(name.decode("ascii", "replace"), "")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from deepinfer.accelerator import backend_of, require_runnable
+from deepinfer.accelerator import backend_of, require_runnable, uses_stand_in
 from deepinfer.codegen.package.interface import Interface
 from deepinfer.codegen.package.manifest import read_manifest, rebuild_command
 from deepinfer.codegen.plan.memory_plan import Footprint
 from deepinfer.errors import ArtifactError
+from deepinfer.model_specs.depth import cut_config
+from deepinfer.model_specs.registry import load_spec
+from deepinfer.runtime import events
 from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights, open_checkpoint
 from deepinfer.runtime.checkpoint.bind import bar, bind_weights, require_same_config, require_tensors
 from deepinfer.runtime.checkpoint.packed import FOLDER
@@ -77,8 +79,10 @@ class EnginePackage:
 
     def require_fit(self, checkpoint: Checkpoint) -> None:
         """ArtifactError when a checkpoint's config or tensors are not the engine's."""
-        model = self.manifest["model"]
-        require_same_config(model["config"], checkpoint.config, model["unread_keys"], str(self.path),
+        model, config, layers = self.manifest["model"], checkpoint.config, self.manifest["options"].get("layers")
+        if layers is not None:
+            config = cut_config(load_spec(model["spec"]), config, layers)
+        require_same_config(model["config"], config, model["unread_keys"], str(self.path),
                             rebuild_command(self.manifest, self.path))
         if checkpoint.headers:
             require_tensors(checkpoint, self.interface.params, model)
@@ -94,6 +98,9 @@ class EnginePackage:
             self.require_fit(checkpoint)
         else:
             checkpoint = self.checkpoint(checkpoint)
+        if self.manifest["options"].get("layers") is not None:
+            events.warn("reduced_depth", engine=self.path.name, layers=self.manifest["options"]["layers"],
+                        answers="of the first layers alone, without sense")
         sizes = self.footprint.sizes
         memory, device = self._sizes(slots, blocks, threads)
         self._asked = None
@@ -120,16 +127,17 @@ class EnginePackage:
         return engine
 
 
-def _require_stand_in(manifest: dict[str, Any], folder: Path) -> None:
-    """Refuse an engine whose kernels no compiler of its target has seen, unless its stand-in was asked for."""
+def _runs_on_stand_in(manifest: dict[str, Any], folder: Path) -> bool:
+    """Whether no compiler of its target has seen the engine's kernels; refused unless the stand-in was asked for."""
     if manifest.get("compiled", True):
-        return
-    variable = backend_of(manifest["target"]).stand_in
-    if os.environ.get(variable, "") in ("", "0"):
+        return False
+    if not uses_stand_in(manifest["target"]):
+        variable = backend_of(manifest["target"]).stand_in
         raise ArtifactError("the engine holds sources only, which run on the CPU twin and on no device",
                             where=str(folder), found=f"an engine for {manifest['target']} that was not compiled for it",
                             next_step=f"set {variable}=1 to run it on the twin, which is slow and checks every access, "
                             f"or compile again where the target's compiler is: {rebuild_command(manifest, folder)}")
+    return True
 
 
 def load_engine(path: str | Path) -> EnginePackage:
@@ -141,8 +149,8 @@ def load_engine(path: str | Path) -> EnginePackage:
     folder = Path(path).expanduser()
     folder = folder.parent if folder.name == "__init__.py" else folder
     manifest = read_manifest(folder)
-    _require_stand_in(manifest, folder)
-    require_runnable(manifest["target"], str(folder))
+    if not _runs_on_stand_in(manifest, folder):
+        require_runnable(manifest["target"], str(folder))
     if manifest["machine"] != platform.machine():
         raise ArtifactError("the engine was compiled on another kind of machine", where=str(folder),
                             found=manifest["machine"], allowed=platform.machine(),

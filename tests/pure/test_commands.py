@@ -73,7 +73,6 @@ def test_compile_has_no_defaults_of_its_own(compiled) -> None:
         ("--max-model-len", "long"),
         ("--profile", "fp8"),
         ("--target", "sm80"),
-        ("--target", "ascend950"),
         ("--jobs", "0"),
         ("--isa", "sse"),
         ("--no-such-option",),

@@ -25,6 +25,12 @@ FLASH = CONFIGS / "DeepSeek-V4.1-Flash"
 CASE = Path(__file__).parents[1] / "golden" / "cases" / "v41_a_f32" / "config.json"
 
 
+@pytest.fixture(autouse=True)
+def only_one_target_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose step is planned; the others tell what follows from the model alone, which is the same for all."""
+    monkeypatch.setattr("deepinfer.codegen.describe.built_targets", lambda: ["cpu"])
+
+
 def info(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["info", *map(str, arguments)])
 
