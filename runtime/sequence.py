@@ -124,6 +124,15 @@ class Sequence:
             return self.request.prompt_array
         return np.concatenate((self.request.prompt_array, np.array(self.output.token_ids, np.int64)))
 
+    def ids_in(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Known ids of positions first .. stop - 1, without a look at the others."""
+        self.pull()
+        prompt, at = self.request.prompt_array, len(self.request.prompt_ids)
+        if stop <= at:
+            return prompt[first:stop]
+        output = np.array(self.output.token_ids[max(0, first - at) : stop - at], np.int64)
+        return output if first >= at else np.concatenate((prompt[first:], output))
+
     def start(self, mode: int) -> SequenceStart:
         """What an executor has to know."""
         r = self.request

@@ -69,6 +69,9 @@ class Turn:
     cached: int = 0
     output: Any = field(default_factory=lambda: SimpleNamespace(index=0))
 
+    def ids_in(self, first: int, stop: int) -> NDArray[np.int64]:
+        return self.known_ids()[first:stop]
+
     def known_ids(self) -> NDArray[np.int64]:
         return np.array([*self.prompt, *self.tokens], dtype=np.int64)
 

@@ -221,11 +221,12 @@ class MemoryCache:
         progress = self._progress.get(s) or self._begin(s)
         full = s.clock.n // size
         if full > progress.settled and not progress.closed:
-            known = s.known_ids()[: full * size]
-            self._chain(s, known)
-            ids = id_bytes(known)
+            first = progress.settled
+            part = s.ids_in(first * size, full * size)
+            progress.chain.append(first, part, self._image_digests(s))
+            ids = id_bytes(part)
             while progress.settled < full and not progress.closed:
-                self._settle(s, progress, ids)
+                self._settle(s, progress, ids, first)
         s.clock.pub = max(s.clock.pub, full)
         if self.link is not None:
             self.link.poll()
@@ -250,15 +251,15 @@ class MemoryCache:
         self._progress[s] = progress
         return progress
 
-    def _settle(self, s: Sequence, p: Progress, known: bytes) -> None:
-        """Publish the next full block, or find that an equal one is there."""
+    def _settle(self, s: Sequence, p: Progress, known: bytes, first: int = 0) -> None:
+        """Publish the next full block, or find that an equal one is there. ``known``: ids from block ``first`` on."""
         assert s.holding is not None
         size, number = self.plan.block_tokens, p.settled
         if number and (p.last is None or not p.last.alive):
             p.closed = True
             return
         key, block, history = p.chain[number], int(s.holding.blocks[number]), p.history_of(number, size)
-        node, ids = self.tree.find(key), ids_of(known, number, size)
+        node, ids = self.tree.find(key), ids_of(known, number - first, size)
         if node is not None and node.ids == ids and not history and not node.exact:
             self.counters.replaced.add()
             self.tree.remove(node)

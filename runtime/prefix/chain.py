@@ -95,12 +95,18 @@ class BlockChain:
         Returns: blocks that are new.
         """
         done = len(self._keys)
-        if len(ids) // self.block <= done:
-            return 0
-        later = {index - done: value for index, value in (extra or {}).items() if index >= done}
-        keys = chain_keys(self.salt, ids[done * self.block:], self.block, self.parent(done), later)
-        self._keys += [key.tobytes() for key in keys]
-        return len(keys)
+        self.append(0, ids, extra)
+        return len(self._keys) - done
+
+    def append(self, first: int, ids: Ids, extra: Mapping[int, bytes] | None = None) -> None:
+        """The same from a part of the sequence: ``ids`` begin with block ``first`` and reach as far as is wanted."""
+        done = len(self._keys)
+        if done < first:
+            raise ValueError(f"{done} blocks are hashed and ids begin with block {first}")
+        part = ids[(done - first) * self.block:]
+        if len(part) >= self.block:
+            later = {index - done: value for index, value in (extra or {}).items() if index >= done}
+            self._keys += [k.tobytes() for k in chain_keys(self.salt, part, self.block, self.parent(done), later)]
 
     def truncate(self, blocks: int) -> None:
         """Forget all but the first ``blocks`` keys: the sequence was cut."""

@@ -1,6 +1,6 @@
 """What the host costs beside an engine that takes a fixed time a step.
 
-    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0] [--messages]
+    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0] [--messages] [--prefix]
     python tests/bench/bench_host.py --long-prefill [--json FILE]
 
 The first measures everything that the host does in a step except making text: messages in, planning, memory, results,
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from null_executor import NullEngine, NullExecutor, VirtualClock, VirtualExecutor, null_plan
 
 from deepinfer.runtime.engine_core import EngineCore
+from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.engine_loop import EngineLoop
@@ -53,9 +54,12 @@ class Sink:
         pass
 
 
-def host(loop: str, sequences: int, steps: int, drafts: int, server: bool) -> dict[str, Any]:
-    """Steady state: as many requests end as arrive. ``server``: with the messages of an engine process."""
-    core = make(int(loop == "overlapped"), sequences, drafts, cost=lambda decoding, prompt: STEP_SECONDS)
+def host(loop: str, sequences: int, steps: int, drafts: int, server: bool, cached: bool = False) -> dict[str, Any]:
+    """Steady state: as many requests end as arrive. ``server``: with the messages of an engine process; ``cached``: with
+    a prefix cache, in which most prompts are found."""
+    prefix = MemoryCache(null_plan(seqs=sequences, drafts=drafts), snapshots=4 * sequences) if cached else None
+    core = make(int(loop == "overlapped"), sequences, drafts, prefix=prefix,
+                cost=lambda decoding, prompt: STEP_SECONDS)
     rng = np.random.default_rng(0)
     runs = core.executor
     assert isinstance(runs, NullExecutor)
@@ -114,7 +118,7 @@ def host(loop: str, sequences: int, steps: int, drafts: int, server: bool) -> di
         rows.append(len(core.scheduler.running))
     gc.unfreeze()
     return {"what": "host", "loop": loop, "sequences": sequences, "running_mean": round(float(np.mean(rows)), 1),
-            "drafts": drafts, "messages": server, "steps": steps, "arrivals_per_second": ARRIVALS,
+            "drafts": drafts, "messages": server, "prefix": cached, "steps": steps, "arrivals_per_second": ARRIVALS,
             "step_ms": STEP_SECONDS * 1e3, "host_ms": shares(times), "host_cpu_ms": shares(cpu),
             "exposed_ms": shares(runs.gaps[first_gap:])}
 
@@ -162,11 +166,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--messages", action="store_true", help="with the messages that an engine process sends")
+    parser.add_argument("--prefix", action="store_true", help="with a prefix cache")
     parser.add_argument("--long-prefill", action="store_true")
     parser.add_argument("--json", type=Path, help="where the figures are written besides")
     given = parser.parse_args()
     found = long_prefill(given.loop) if given.long_prefill else host(given.loop, given.sequences, given.steps,
-                                                                     given.drafts, given.messages)
+                                                                     given.drafts, given.messages, given.prefix)
     print(json.dumps(found, indent=1))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
