@@ -22,7 +22,8 @@ class EngineOptions:
 
     ``replay``: rows that the licensed part of a prompt keeps by default, ``off`` (all) | ``exact`` (the derived halo)
     | a number of rows. ``host_lag``: steps the host may lag behind the device (0: plain loop). ``ring_slack``
-    overrides the derived slack of window rings.
+    overrides the derived slack of window rings. ``layers``: how many of the model's first layers the engine has; None:
+    all.
     """
 
     profile: str = "bf16"
@@ -35,6 +36,7 @@ class EngineOptions:
     max_model_len: int = 4096
     host_lag: int = 0
     ring_slack: int | None = None
+    layers: int | None = None
 
     ALLOWED: ClassVar[dict[str, tuple[str, ...]]] = {
         "profile": ("bf16", "wide"), "cache_format": ("spec", "f32"), "act_format": ("spec", "f32"),
@@ -50,6 +52,8 @@ class EngineOptions:
         for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, key) < 1:
                 raise SpecError(f"option {key} must be at least 1", found=getattr(self, key))
+        if self.layers is not None and self.layers < 1:
+            raise SpecError("option layers must be at least 1", found=self.layers)
         if self.host_lag not in (0, 1):
             raise SpecError("option host_lag has a bad value", found=self.host_lag, allowed="0, 1")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from deepinfer.dsl import (
     Config,
@@ -58,7 +59,7 @@ from deepinfer.dsl import (
     token_ids,
     top_k,
 )
-from deepinfer.model_specs import blocks
+from deepinfer.model_specs import blocks, depth
 from deepinfer.model_specs.attention import Indexer, LatentAttention
 from deepinfer.model_specs.dspark import DSparkHeads, context_rows, draft_outputs, tap
 
@@ -307,6 +308,11 @@ class V4:
             output("tokens", draw(z))
             output("draft_logits", z)
             output("base_logits", z)
+
+
+def first_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config for the model's first ``layers`` layers (depth.py)."""
+    return depth.first_layers(config, layers)
 
 
 def build(cfg: Config, options: EngineOptions, headers: Mapping[str, StoredTensor] | None = None) -> Model:

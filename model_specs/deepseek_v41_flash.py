@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from deepinfer.dsl import (
     Config,
@@ -64,7 +65,7 @@ from deepinfer.dsl import (
     within_blocks,
 )
 from deepinfer.dsl.types import i64
-from deepinfer.model_specs import blocks
+from deepinfer.model_specs import blocks, depth
 from deepinfer.model_specs.attention import Indexer, LatentAttention
 from deepinfer.model_specs.dspark import DSparkHeads, context_rows, draft_outputs, tap
 from deepinfer.model_specs.engram import EngramTables, token_classes
@@ -336,6 +337,11 @@ class V41:
         last = self.p.mtp[self.drafts - 1]
         with scope("draft_heads"):
             draft_outputs(self.heads_of_draft, x, self.logits(x, last.norm), last)
+
+
+def first_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config for the model's first ``layers`` layers (depth.py)."""
+    return {**config, "text_config": depth.first_layers(config["text_config"], layers)}
 
 
 def build(cfg: Config, options: EngineOptions, headers: Mapping[str, StoredTensor] | None = None) -> Model:

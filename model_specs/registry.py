@@ -8,6 +8,7 @@ from types import ModuleType
 
 from deepinfer.dsl import Config, EngineOptions, Model, StoredTensor
 from deepinfer.errors import SpecError
+from deepinfer.model_specs.depth import cut_config, cut_model
 
 # The first one's first hub id is the checkpoint that a user gets who names none.
 SPECS = ("deepinfer.model_specs.deepseek_v41_flash", "deepinfer.model_specs.deepseek_v4")
@@ -75,8 +76,9 @@ def build_model(config: Config, options: EngineOptions, headers: Mapping[str, St
         spec: module, or its dotted name, that describes the model; None: the one the config names.
     """
     chosen = find_spec(config) if spec is None else load_spec(spec)
-    model = chosen.build(config, options, headers)
+    cut = config if options.layers is None else Config(cut_config(chosen, config.raw, options.layers))
+    model = chosen.build(cut, options, headers)
     if not isinstance(model, Model):
         raise SpecError("build() did not return a Model", where=chosen.__name__, found=type(model).__name__,
                         allowed="deepinfer.dsl.Model")
-    return model
+    return model if options.layers is None else cut_model(chosen, model, config, options.layers)

@@ -83,6 +83,13 @@ def _engine_option(name: str, metavar: str | None, text: str) -> Callable[[Any],
     None,
     "Input of the grouped output projection: bf16 as in the model's reference, or MXFP8 as in production.",
 )
+@click.option(
+    "--layers",
+    type=int,
+    metavar="N",
+    help="Compile the first N layers only and no draft head, for a device that does not hold the whole model: same "
+    "kernels and sizes, but no sensible answers. Default: all.",
+)
 @click.option("--wheel", is_flag=True, help="Also write an installable wheel next to the engine folder.")
 @click.option(
     "--pack-weights",

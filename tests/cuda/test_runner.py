@@ -147,6 +147,15 @@ def _sizes(done: Compiled) -> Iterator[list[tuple[int, int]]]:
                         progress=False, depth="off").sizes()
 
 
+def test_an_engine_of_the_first_layers_runs_a_whole_checkpoint_and_says_so(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = EngineOptions(layers=3, max_num_batched_tokens=64, max_model_len=256, **load_case(CASE).formats)
+    with started(stub_engine(tmp_path, checkpoint_of(CASE), options=options)) as llm:
+        assert "reduced_depth engine=engine layers=3" in caplog.text
+        with llm.session() as s:
+            assert s.feed([5, 6, 7]).shape == (3, llm.plan.vocab_size)
+
+
 # ---- states ---------------------------------------------------------------------------------------------------------
 def test_states_of_a_device_are_read_and_written_as_views_are(llm: LLM) -> None:
     state = next(s for s in llm.plan.states if s.kind == "paged")
