@@ -14,7 +14,7 @@ from typing import Any
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 _WANTED, _PARTS, _LEAST_PART = 400, 32, 256  # programs that fill a device; most parts; least features of one
-_NARROW = 64  # columns up to which parts are summed apart however many rows there are
+_NARROW = 1024  # columns up to which parts are summed apart however many rows there are
 MANY = 8192
 
 
@@ -55,9 +55,9 @@ class Schedule:
         return replace(self, tiles=tuple(tile if t.rows == tile.rows else t for t in self.tiles))
 
 
-_DENSE = (Tile(16, 8, 64, 128, 4, 4), Tile(64, 64, 64, 128, 4, 4), Tile(256, 128, 64, 64, 4, 4),
+_DENSE = (Tile(16, 8, 64, 128, 4, 3), Tile(64, 64, 64, 128, 4, 4), Tile(256, 128, 64, 64, 4, 4),
           Tile(0, 128, 128, 64, 8, 4, 8, True))
-_THIN = (Tile(16, 16, 64, 128, 4, 4), Tile(MANY, 64, 64, 64, 4, 4), Tile(0, 64, 64, 64, 4, 4))
+_THIN = (Tile(16, 8, 64, 64, 4, 4), Tile(MANY, 64, 64, 64, 4, 3), Tile(0, 128, 64, 64, 4, 4, 8))
 _EXPERTS = (Tile(2, 8, 64, 256, 4, 4), Tile(6, 16, 64, 256, 4, 3), Tile(16, 32, 64, 256, 4, 3),
             Tile(64, 64, 64, 128, 4, 3), Tile(0, 64, 128, 128, 8, 3))
 

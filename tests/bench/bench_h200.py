@@ -2,7 +2,7 @@
 
     python tests/bench/bench_h200.py prepare CUBINS.zip    # without a GPU: compiles the schedules of the database
     python tests/bench/bench_h200.py run CUBINS.zip OUT.json    # on the device: numpy and the driver alone, a minute
-    python tests/bench/bench_h200.py show OUT.json
+    python tests/bench/bench_h200.py show OUT.json    # likewise `table`, for docs/performance.md
 
 Times are microseconds a launch: median of graph replays over copies of the weights, the cache filled with other bytes
 before each. The floor is bytes at 4.29 TB/s or multiply-adds at 795 TFLOP/s of bf16, whichever is larger, with each
@@ -91,5 +91,23 @@ def show(file: Path) -> None:
     print(f"{below} of {count} below their bar")
 
 
+def table(file: Path) -> None:
+    """The same as Markdown: time, share of the floor, bar; bold below it."""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    print("| contraction, M = |", " | ".join(map(str, ROWS)), "|\n|" + "---|" * (len(ROWS) + 1))
+    for name, skew in dict.fromkeys((t["shapes"], t["skew"]) for t in result["times"]):
+        cells = []
+        for n in ROWS:
+            t = next((x for x in result["times"] if (x["shapes"], x["skew"], x["rows"]) == (name, skew, n)), None)
+            if t is None:
+                cells.append("")
+                continue
+            us, bar = min(t["us"]), bars()[name]["us"].get(f"{n}{' skewed' if skew else ''}")
+            floor = max(t["floor_bytes"] / _RATE, t["flops"] / _BF16) * 1e6
+            shown = f"{us:.0f}" if us >= 100 else f"{us:.1f}"
+            cells.append(f"{f'**{shown}**' if bar and us < bar else shown} ({floor / us:.0%}; {bar:g})")
+        print(f"| {bars()[name]['name']}{', skewed' if skew else ''} |", " | ".join(cells), "|")
+
+
 if __name__ == "__main__":
-    {"prepare": prepare, "run": run, "show": show}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"prepare": prepare, "run": run, "show": show, "table": table}[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -22,6 +22,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
 _SUMMED = (16, 64)  # rows and columns that a program adds parts of
+_PAIRED = 16  # tokens of a tile up to which FP8 weights are read in words
 _READY = (64, 256)  # rows and features of weights that a program makes ready
 
 
@@ -81,13 +82,14 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
                                 1))
         variants.append(Variant(t.rows // leads if t.rows else 0, tuple(stages)))
     variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
+    words = k % 16 == 0 and all(a["raised"] and a["format"] == "mxfp8" for a in packed)
     room = parts * leads * place * 4
     fixed = max(0 if apart >= MANY else parts * apart * place * 4, 2 * place * k if ready else 0)
     scratch = (fixed, room if apart >= MANY else 0)
     return render(spec, signature, variants, scratch=scratch, k=k, x=signature.value(spec.get("x")),
                   x_at=signature.row_of(x.rows), x_row=signature.elements(spec.get("x")), groups=groups,
                   lead=leads, tiles=tiles, even=k % max(depths) == 0, kinds=kinds, parts=parts, share=share, wide=place,
-                  ready=ready, paired=k % 16 == 0 and all(a["raised"] and a["format"] == "mxfp8" for a in packed),
+                  ready=ready, paired=_PAIRED if words else 0,
                   stride=f"(row_stop - row_first) * {leads}" if apart >= MANY else apart)
 
 
