@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from deepinfer.accelerator import backend_of, require_runnable
+from deepinfer.accelerator import backend_of, require_runnable, uses_stand_in
 from deepinfer.codegen.package.interface import Interface
 from deepinfer.codegen.package.manifest import read_manifest, rebuild_command
 from deepinfer.codegen.plan.memory_plan import Footprint
@@ -128,12 +127,10 @@ class EnginePackage:
         return engine
 
 
-def _require_stand_in(manifest: dict[str, Any], folder: Path) -> None:
-    """Refuse an engine whose kernels no compiler of its target has seen, unless its stand-in was asked for."""
-    if manifest.get("compiled", True):
-        return
-    variable = backend_of(manifest["target"]).stand_in
-    if os.environ.get(variable, "") in ("", "0"):
+def _require_compiled(manifest: dict[str, Any], folder: Path) -> None:
+    """Refuse an engine whose kernels no compiler of its target has seen, unless the stand-in was asked for."""
+    if not manifest.get("compiled", True) and not uses_stand_in(manifest["target"]):
+        variable = backend_of(manifest["target"]).stand_in
         raise ArtifactError("the engine holds sources only, which run on the CPU twin and on no device",
                             where=str(folder), found=f"an engine for {manifest['target']} that was not compiled for it",
                             next_step=f"set {variable}=1 to run it on the twin, which is slow and checks every access, "
@@ -149,7 +146,7 @@ def load_engine(path: str | Path) -> EnginePackage:
     folder = Path(path).expanduser()
     folder = folder.parent if folder.name == "__init__.py" else folder
     manifest = read_manifest(folder)
-    _require_stand_in(manifest, folder)
+    _require_compiled(manifest, folder)
     require_runnable(manifest["target"], str(folder))
     if manifest["machine"] != platform.machine():
         raise ArtifactError("the engine was compiled on another kind of machine", where=str(folder),

@@ -129,10 +129,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", default="rowwise,gemm,attend")
     parser.add_argument("--each", type=int, default=1, help="kernels of each family")
+    parser.add_argument("--most", type=int, default=0, help="mutants of each kernel, 0: all")
     asked = parser.parse_args()
     report, lost = [], 0
     for subject in subjects(asked.families.split(","), asked.each):
-        left, kinds, shown = survivors(subject, list(mutants(subject.source.text)))
+        chosen = sample(subject, asked.most) if asked.most else list(mutants(subject.source.text))
+        left, kinds, shown = survivors(subject, chosen)
         lost += len(left)
         report.append({"kernel": subject.title, "mutants": sum(kinds.values()), "kinds": dict(sorted(kinds.items())),
                        "shown_by": dict(sorted(shown.items())), "survivors": [str(m) for m in left]})
