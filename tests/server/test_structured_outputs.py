@@ -181,7 +181,7 @@ def test_a_form_that_is_being_compiled_stalls_nobody(checkpoint: Path, monkeypat
     with LLM(ScriptedPackage(), checkpoint, progress=False) as llm:
         build = llm.core.grammars._build
         monkeypatch.setattr(llm.core.grammars, "_build", lambda asked: release.wait(PATIENCE) and build(asked))
-        loop = threading.Thread(target=EngineLoop(llm.core, theirs).run)
+        loop = threading.Thread(target=EngineLoop(llm.core, theirs).run, daemon=True)
         loop.start()
 
         def submit(key: int, **sampling: Any) -> None:
