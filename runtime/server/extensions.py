@@ -14,6 +14,7 @@ from deepinfer.runtime.store.settings import class_of, default_retention
 
 CACHE_CLASS_HEADER = "x-cache-class"
 MOST_PRIORITY = 100
+_LONGEST_ID = 9  # digits
 TEMPLATE_SETTINGS = "chat_template_kwargs"
 _GRAMMAR = "send structured_outputs with json, regex, choice or grammar"
 _UNBUILT: Mapping[str, str] = {
@@ -33,16 +34,29 @@ _UNBUILT: Mapping[str, str] = {
     TEMPLATE_SETTINGS: "there is no chat template; say it in the words of this API",
     "documents": "put documents into the messages",
     "lora_request": "adapters are not built",
+    "include_stop_str_in_output": "answers end before a stop text",
+    "skip_special_tokens": "control tokens are never shown as text",
+    "truncate_prompt_tokens": "send fewer tokens; /tokenize counts them",
+    "length_penalty": "beam search is not built",
+    "continue_final_message": "send prefix: true in the last message",
+    "add_generation_prompt": "an answer follows every conversation",
     "kv_transfer_params": "prefill and decode run in one process",
 }
+
+
+_USUALLY_ON = ("skip_special_tokens", "add_generation_prompt")  # so that true asks for nothing
 
 
 def refuse_unbuilt_fields(root: Field) -> None:
     """Refuse, by name, a field that asks for something that is not built."""
     for name, why in _UNBUILT.items():
         found = root.optional(name)
-        plain = root.value.get("n", 1) if name == "best_of" else None
-        if found is not None and found.value not in (False, [], {}, plain, ["text"]):
+        usual: tuple[Any, ...] = (False, [], {}, ["text"])
+        if name in _USUALLY_ON:
+            usual = (True,)
+        elif name == "best_of":
+            usual = (root.value.get("n", 1),)
+        if found is not None and found.value not in usual:
             raise HttpFailure(400, f"{name} is not supported: {why}.", code="unsupported_field", param=name)
 
 
@@ -79,9 +93,23 @@ def sampling_extensions(root: Field) -> Sampling:
             out[name] = found.number()
     if (found := root.optional("ignore_eos")) is not None:
         out["ignore_eos"] = found.boolean()
-    if (found := root.optional("stop_token_ids")) is not None:
-        out["stop_token_ids"] = [_whole(item) for item in found.items()]
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if (found := root.optional(name)) is not None:
+            out[name] = [_whole(item) for item in found.items()]
+    if (found := root.optional("bad_words")) is not None:
+        out["bad_words"] = [item.text() for item in found.items()]
     return out
+
+
+def logit_bias(root: Field) -> Sampling:
+    """What is added to logits, by token id."""
+    found = root.optional("logit_bias")
+    if found is None:
+        return {}
+    unfit = [name for name in found.object().value if not name.isdecimal() or len(name) > _LONGEST_ID]
+    if unfit:
+        raise HttpFailure(400, f"logit_bias has token ids as names; found {unfit[0][:40]!r}.", param="logit_bias")
+    return {"logit_bias": {int(name): found.required(name).number() for name in found.value}}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ _EVERYWHERE: Schema = {
 _BEYOND: Schema = {
     "top_k": _whole(-1), "min_p": {"type": "number", "minimum": 0, "maximum": 1},
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0}, "min_tokens": _whole(0), "ignore_eos": _FLAG,
-    "stop_token_ids": _list(_whole(0)),
+    "stop_token_ids": _list(_whole(0)), "allowed_token_ids": _list(_whole(0), minItems=1),
+    "bad_words": _list(_FULL_TEXT),
 }
 _PARTS: Schema = {"oneOf": [_TEXT, _list({"type": "object"})]}
 
@@ -103,6 +104,7 @@ MESSAGES = _object({
 COMPLETIONS = _object({
     **_EVERYWHERE, **_SAMPLING, **_PENALTIES, **_STREAM, **_CHOICES, **_BEYOND,
     "prompt": {"oneOf": [_TEXT, _IDS, _list({"oneOf": [_TEXT, _IDS]}, minItems=1)]},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
     "suffix": _TEXT, "echo": _FLAG, "max_tokens": _whole(0),
     "logprobs": _whole(0, MOST_TOP_LOGPROBS), "stop": _STOP,
 }, "model", "prompt")

@@ -29,6 +29,7 @@ from deepinfer.runtime.server.extensions import (
     cache_extensions,
     deadline,
     handling,
+    logit_bias,
     plain_sampling,
     refuse_unbuilt_features,
     refuse_unbuilt_fields,
@@ -144,7 +145,10 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
     root = read_body(body)
     hello = service.link.require_hello()
     count = choices_asked(root, hello.slots) if api == "chat" else 1
-    request = _converted(service, api, Field({**root.value, "n": 1}) if count > 1 else root, vocabulary)
+    if count > 1:
+        refuse_unbuilt_fields(Field({"n": count, "best_of": root.value.get("best_of")}))
+        one = Field({**root.value, "n": 1, "best_of": 1})
+    request = _converted(service, api, one if count > 1 else root, vocabulary)
     ids = vocabulary.prompt(request)
     sampling = plain_sampling(request, resolve_max_tokens(request, len(ids), service.max_model_len))
     if api != "messages":  # whose API documents top_k as ignored
@@ -175,7 +179,8 @@ def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: C
                           param="model")
     hello = service.link.require_hello()
     count = choices_asked(root, hello.slots)
-    common = sampling_extensions(root) | _with(asked_form(root)) | _common(service, root, caller, count)
+    common = sampling_extensions(root) | logit_bias(root) | _with(asked_form(root))
+    common |= _common(service, root, caller, count)
     prompts = [Prompt(r.ids, r.sampling | common) for r in requests]
     answer_id = _ID_PREFIX["completion"] + secrets.token_hex(12)
     tokenizer = vocabulary.tokenizer if vocabulary.has_text else None

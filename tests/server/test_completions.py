@@ -63,8 +63,27 @@ def test_a_stop_text_is_cut_off(openai_client: openai.OpenAI, stream: bool) -> N
     assert text == "one two th"
 
 
+def test_tokens_can_be_favoured_allowed_and_banned(server: Running) -> None:
+    first = server.post("/tokenize", {"prompt": TEXT}).json()["tokens"][0]
+
+    def text(**fields: Any) -> str:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, **fields}
+        answer = server.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    other = server.post("/tokenize", {"prompt": "seven"}).json()["tokens"][0]
+    assert text() == "one" and text(logit_bias={str(other): 70}) == "seven"
+    assert text(logit_bias={str(first): -100}) != "one"
+    assert text(allowed_token_ids=[other]) == "seven" and text(bad_words=["one"]) != "one"
+
+
 @pytest.mark.parametrize(("fields", "named"), [
-    ({"n": 9}, "n must be"), ({"best_of": 3}, "best_of"), ({"prompt": ["a"] * 9}, "9 prompts"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"999999999": 1}}, "out of range"), ({"bad_words": [""]}, "bad_words"),
+    ({"allowed_token_ids": []}, "allowed"), ({"n": 9}, "n must be"), ({"best_of": 3}, "best_of"),
+    ({"prompt": ["a"] * 9}, "9 prompts"),
     ({"prompt": ["a", 5]}, "prompt[1]"), ({"prompt": ["a", []]}, "prompt[1]"), ({"logprobs": 50}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 100_000}, "context"), ({"prompt": []}, "prompt"),
     ({"prompt": [-1]}, "prompt"), ({"prompt": [999_999_999]}, "out of range"), ({"suffix": "x", "echo": True}, "echo"),

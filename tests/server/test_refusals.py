@@ -29,6 +29,9 @@ FUZZ_ROUNDS = 400
     ({"guided_json": SCHEMA}, "guided_json"),
     ({"chat_template_kwargs": {"add_vision_id": True}}, "chat_template_kwargs.add_vision_id"),
     ({"best_of": 3}, "best_of"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -39,6 +42,12 @@ def test_a_feature_that_is_not_built_is_a_400_that_names_it(server: Running, fie
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert error["code"] == "unsupported_field" and error["param"].startswith(named) and named in error["message"]
+
+
+def test_a_field_that_asks_for_what_is_the_case_anyway_is_taken(server: Running) -> None:
+    anyway = {"skip_special_tokens": True, "add_generation_prompt": True, "include_stop_str_in_output": False, "n": 2,
+              "best_of": 2, "modalities": ["text"], "continue_final_message": False, "functions": []}
+    assert server.chat("stops", max_tokens=2, **anyway).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "fields", "named"), [
