@@ -126,8 +126,10 @@ class Scheduler:
                 place += 1
                 if entry is Entry.LOADING and place < len(self.waiting):
                     continue
-                if patient or self.running or (entry is Entry.FULL and place == 1):
+                if patient or self.running:
                     break
+                if entry is Entry.FULL:
+                    self.prefix.wait()  # loads for others may hold what it needs
                 place, patient = 0, True  # nothing else is to do than to wait for blocks
                 continue
             del self.waiting[place]

@@ -145,6 +145,11 @@ class MemoryCache:
         kept = tuple(nodes[: road.floor // self.plan.block_tokens])
         return Hit(road.floor, tuple(node.block for node in kept), Found(kept, road))
 
+    def wait(self) -> None:
+        """See ``PrefixCache``."""
+        if self.link is not None:
+            self.link.wait()
+
     def _watch(self, s: Sequence, blocks: int, road: Road | None) -> None:
         """A cache that never helps says so: its blocks are there, and no request can begin behind them."""
         if road is not None:

@@ -57,6 +57,10 @@ class PrefixCache(Protocol):
         wait for blocks that are on their way."""
         ...
 
+    def wait(self) -> None:
+        """Let what is on its way arrive: nothing runs, and blocks that it holds are needed."""
+        ...
+
     def stop(self, s: Sequence, first: int, stop: int) -> int:
         """Where the next rows first .. stop - 1 of ``s`` have to end, so that windows can be kept there; ``first``:
         they wait until the step in flight has ended."""
@@ -103,6 +107,9 @@ class NoCache:
 
     def lookup(self, s: Sequence, patient: bool = False) -> Hit:
         return MISS
+
+    def wait(self) -> None:
+        pass
 
     def stop(self, s: Sequence, first: int, stop: int) -> int:
         return stop

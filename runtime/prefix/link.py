@@ -183,6 +183,14 @@ class TierLink:
         self.tree.pool.share(node.block)
         self._storing.append(Storing(ticket, node.block))
 
+    def wait(self) -> None:
+        """Let what is on its way in both directions arrive: somebody needs the room, and nothing else runs."""
+        until = time.monotonic() + PATIENCE
+        for load in list(self._loads.values()):
+            self.tier.poll(load.ticket, until)
+        self.poll()
+        self.wait_stored()
+
     def wait_stored(self) -> None:
         """Let what is being stored end: nothing else runs, and somebody needs the room that it takes."""
         until = time.monotonic() + PATIENCE

@@ -1,6 +1,7 @@
 """What the host costs beside an engine that takes a fixed time a step.
 
-    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0] [--messages] [--prefix]
+    python tests/bench/bench_host.py [--loop overlapped] [--sequences 256] [--steps 2000] [--drafts 0]
+        [--messages] [--prefix]
     python tests/bench/bench_host.py --long-prefill [--json FILE]
 
 The first measures everything that the host does in a step except making text: messages in, planning, memory, results,
@@ -55,8 +56,8 @@ class Sink:
 
 
 def host(loop: str, sequences: int, steps: int, drafts: int, server: bool, cached: bool = False) -> dict[str, Any]:
-    """Steady state: as many requests end as arrive. ``server``: with the messages of an engine process; ``cached``: with
-    a prefix cache, in which most prompts are found."""
+    """Steady state: as many requests end as arrive. ``server``: with the messages of an engine process; ``cached``:
+    with a prefix cache, in which most prompts are found."""
     prefix = MemoryCache(null_plan(seqs=sequences, drafts=drafts), snapshots=4 * sequences) if cached else None
     core = make(int(loop == "overlapped"), sequences, drafts, prefix=prefix,
                 cost=lambda decoding, prompt: STEP_SECONDS)

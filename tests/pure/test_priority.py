@@ -130,3 +130,23 @@ def test_a_preempted_request_is_overtaken_for_its_minute_and_then_ends() -> None
     assert low.outputs[0].token_ids == alone(low.prompt_ids, LONG, ends=())
     assert 28 <= len(before) <= 31 and low.metrics.num_preemptions <= 31
     assert all(r.metrics.arrival_time <= 60 for r in before)
+
+
+def test_blocks_that_are_loaded_for_another_request_keep_nobody_out_when_nothing_runs() -> None:
+    plan = plan_for()
+    tier, whole = DictTier(plan, delay=1000), ids(4, 190)
+    answered(core(plan, tier=tier, roots=ROOTS), [(whole[:150], params("exact", 1))])
+    tier.land()
+    c = core(plan, tier=tier, roots=ROOTS, blocks=16)
+    before = c.make("before", ids(6, 20), params("off", 4))
+    loading, first = c.make("loading", whole, params(8, 2)), c.make("first", ids(7, 170), params("off", 2), priority=-1)
+    c.add(before)
+    c.step()
+    c.add(loading)
+    c.step()
+    c.add(first)
+    while c.step():
+        c.memory.check()
+    for r, option in ((before, "off"), (loading, 8), (first, "off")):
+        check(plan, r.updates[-1], option)
+    assert (first.metrics.first_scheduled_time or 0) < (loading.metrics.first_scheduled_time or 0)
