@@ -100,28 +100,15 @@ struct DiCut {
     bool reached(const DiSum& s) const { return s.count >= count && s.sum >= mass; }
 };
 
-// Ids of `from` .. of the tokens with lo < z <= hi, in rising order; returns how many.
-static inline int64_t di_between(const double* z, int64_t n, double lo, double hi, int32_t* ids) {
-    int64_t found = 0;
-    for (int64_t first = 0; first < n; first += DI_LOOK) {
-        const int64_t stop = di_min64(first + DI_LOOK, n);
-        if (!(di_greatest(z + first, stop - first) > lo)) continue;
-        for (int64_t i = first; i < stop; ++i) {
-            if (z[i] > lo && z[i] <= hi) ids[found++] = (int32_t)i;
-        }
-    }
-    return found;
-}
-
 // Strictly between lo and hi, or hi when nothing is.
 DI_INLINE double di_middle(double lo, double hi) {
     const double mid = lo + (hi - lo) * 0.5;
     return mid > lo && mid < hi ? mid : hi;
 }
 
-// Everything behind the cut becomes -inf. `top`: the largest z; `w`: weights exp(z - top).
+// Everything behind the cut, which all tokens together reach, becomes -inf. `top`: the largest z; `w`: weights
+// exp(z - top).
 static inline void di_keep(double* z, const double* w, int64_t n, double top, DiCut cut, int32_t* ids) {
-    if (!cut.reached(di_above(z, w, n, -HUGE_VAL))) return;
     double hi = top, lo = top - 2.0;
     DiSum high{0, 0.0}, low = di_above(z, w, n, lo);  // of the tokens above hi, and above lo
     for (double down = 8.0; !cut.reached(low); down *= 4.0) {
@@ -131,7 +118,7 @@ static inline void di_keep(double* z, const double* w, int64_t n, double top, Di
         low = di_above(z, w, n, lo);
     }
     // Halve what the cut lies in, over all tokens while it holds many of them. Equal values cannot be parted.
-    while (low.count - high.count > DI_LISTED) {
+    while (low.count - high.count > di_max64(n / DI_LISTED, DI_SORTED)) {
         const double mid = di_middle(lo, hi);
         if (mid == hi) break;
         const DiSum s = di_above(z, w, n, mid);
@@ -150,8 +137,10 @@ static inline void di_keep(double* z, const double* w, int64_t n, double top, Di
         }
         const bool above = cut.reached(s);
         int64_t left = 0;
-        for (int64_t i = 0; i < found; ++i) {
-            if ((z[ids[i]] > mid) == above) ids[left++] = ids[i];
+        for (int64_t i = 0; i < found; ++i) {  // without branches: nobody could guess them
+            const int32_t id = ids[i];
+            ids[left] = id;
+            left += (z[id] > mid) == above;
         }
         if (above) {
             lo = mid;
@@ -181,7 +170,9 @@ DI_INLINE bool di_filters(const DiSampling* how, int64_t n) {
 static inline void di_filter(const DiSampling* how, int64_t n, double top, const DiDrawScratch& s) {
     double* const z = s.z;
     if (!di_filters(how, n) || !di_is_finite(top)) return;
-    if (how->top_k > 0 && how->top_k < n) di_keep(z, z, n, top, DiCut{how->top_k, -HUGE_VAL}, s.ids);
+    if (how->top_k > 0 && how->top_k < n && di_above(z, z, n, -HUGE_VAL).count >= how->top_k) {
+        di_keep(z, z, n, top, DiCut{how->top_k, -HUGE_VAL}, s.ids);
+    }
     if (how->top_p == 1.0 && how->min_p == 0.0) return;
     for (int64_t i = 0; i < n; ++i) s.w[i] = di_exp64(z[i] - top);
     if (how->top_p < 1.0) {
@@ -261,7 +252,12 @@ static inline int64_t di_chosen(const DiDraw* d, const float* l, int64_t n, int6
         return di_is_finite(s.z[first]) ? first : (int64_t)DI_NOTHING_LEFT;
     }
     const double left = di_left(d, l, d->bare, n, s);
-    return left > -HUGE_VAL ? di_drawn(DiWide{s.z}, n, key) : (int64_t)DI_NOTHING_LEFT;
+    if (!(left > -HUGE_VAL)) return DI_NOTHING_LEFT;
+    if (di_filters(how, n)) {
+        const int64_t kept = di_between(s.z, n, -HUGE_VAL, HUGE_VAL, s.ids);
+        if (kept <= n / DI_SOME) return di_drawn(DiListed{s.z, s.ids}, kept, key);
+    }
+    return di_drawn(DiWide{s.z}, n, key);
 }
 
 // ---- log-probabilities of the logits as the model gives them --------------------------------------------------------

@@ -3,14 +3,13 @@
 #ifndef DI_DRAW_MATH_H
 #define DI_DRAW_MATH_H
 #include "di_base.h"
+#include "di_draw_vector.h"
 #include "di_math.h"
 
 namespace DI_ISA {
 
-enum { DI_LOOK = 512, DI_LISTED = 2048, DI_SORTED = 128 };  // tokens looked at together; most in a list; most sorted
-
-typedef double DiD __attribute__((vector_size(64)));
-typedef int64_t DiL __attribute__((vector_size(64)));
+// Tokens looked at together; parts of all tokens that are put into a list, to find a cut and to draw from; most sorted.
+enum { DI_LOOK = 512, DI_LISTED = 64, DI_SOME = 4, DI_SORTED = 128 };
 
 DI_INLINE bool di_is_finite(double x) { return x - x == 0.0; }
 
@@ -58,65 +57,10 @@ struct DiTop {
     bool number;  // false: a NaN is among them
 };
 
-// Where the instruction set has no masks, the compiler makes better loops of lanes than of vectors with conditions.
-#ifdef __AVX512F__
-DI_INLINE float di_block_largest(const float* l, int64_t n, DiI* wrong) {
-    DiV m = di_splat(-HUGE_VALF);
-    for (int64_t i = 0; i < n; i += DI_LANES) {
-        const DiV v = di_load(l + i);
-        *wrong |= v != v;
-        m = v > m ? v : m;
-    }
-    return di_maximum(m);
-}
-
-DI_INLINE double di_lanes_greatest(const double* z, int64_t n) {
-    DiD m = DiD{} - HUGE_VAL;
-    for (int64_t i = 0; i < n; i += 8) {
-        DiD v;
-        memcpy(&v, z + i, sizeof v);
-        m = v > m ? v : m;
-    }
-    double best = m[0];
-    for (int k = 1; k < 8; ++k) best = m[k] > best ? m[k] : best;
-    return best;
-}
-#else
-DI_INLINE float di_block_largest(const float* l, int64_t n, DiI* wrong) {
-    float m[DI_LANES];
-    int32_t bad[DI_LANES] = {};
-    for (int k = 0; k < DI_LANES; ++k) m[k] = -HUGE_VALF;
-    for (int64_t i = 0; i < n; i += DI_LANES) {
-        for (int k = 0; k < DI_LANES; ++k) {
-            const float v = l[i + k];
-            bad[k] |= v != v;
-            m[k] = v > m[k] ? v : m[k];
-        }
-    }
-    float best = m[0];
-    for (int k = 0; k < DI_LANES; ++k) {
-        best = m[k] > best ? m[k] : best;
-        (*wrong)[k] |= bad[k];
-    }
-    return best;
-}
-
-DI_INLINE double di_lanes_greatest(const double* z, int64_t n) {
-    double m[8];
-    for (int k = 0; k < 8; ++k) m[k] = -HUGE_VAL;
-    for (int64_t i = 0; i < n; i += 8) {
-        for (int k = 0; k < 8; ++k) m[k] = z[i + k] > m[k] ? z[i + k] : m[k];
-    }
-    double best = m[0];
-    for (int k = 1; k < 8; ++k) best = m[k] > best ? m[k] : best;
-    return best;
-}
-#endif
-
 // Ties go to the lower index.
 static inline DiTop di_largest(const float* l, int64_t n) {
     const int64_t whole = n / DI_LANES * DI_LANES;
-    DiI wrong{};
+    DiRi wrong{};
     float best = -HUGE_VALF;
     int64_t block = 0;
     for (int64_t first = 0; first < whole; first += DI_LOOK) {
@@ -127,7 +71,7 @@ static inline DiTop di_largest(const float* l, int64_t n) {
         }
     }
     bool number = true;
-    for (int i = 0; i < DI_LANES; ++i) number = number && !wrong[i];
+    for (int i = 0; i < DI_FLOATS; ++i) number = number && !wrong[i];
     for (int64_t i = whole; i < n; ++i) {
         number = number && l[i] == l[i];
         if (l[i] > best) {
@@ -153,36 +97,6 @@ DI_INLINE int64_t di_first_of(const double* z, int64_t n) {
 }
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
-struct DiSum {
-    int64_t count;
-    double sum;
-};
-
-// Tokens with z > bound, and the sum of their weights.
-static inline DiSum di_above(const double* z, const double* w, int64_t n, double bound) {
-    DiD total{};
-    DiL count{};
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        DiD v, x;
-        memcpy(&v, z + i, sizeof v);
-        memcpy(&x, w + i, sizeof x);
-        const DiL in = v > bound;
-        total += in ? x : DiD{};
-        count -= in;
-    }
-    DiSum out{0, 0.0};
-    for (int k = 0; k < 8; ++k) {
-        out.count += count[k];
-        out.sum += total[k];
-    }
-    for (; i < n; ++i) {
-        out.count += z[i] > bound;
-        out.sum += z[i] > bound ? w[i] : 0.0;
-    }
-    return out;
-}
-
 // Sum of e^(l - top).
 static inline double di_sum_exp(const float* l, int64_t n, float top) {
     double lanes[DI_LOOK] = {};
@@ -213,20 +127,55 @@ struct DiPlain {
     float inverse;
     inline __attribute__((always_inline)) double exact(int64_t i) const { return (double)l[i] / temperature; }
     inline __attribute__((always_inline)) float near(int64_t i) const { return l[i] * inverse; }
+    inline __attribute__((always_inline)) int64_t id(int64_t i) const { return i; }
+    static constexpr bool listed = false;
 };
 
 struct DiWide {
     const double* z;
     inline __attribute__((always_inline)) double exact(int64_t i) const { return z[i]; }
     inline __attribute__((always_inline)) float near(int64_t i) const { return (float)z[i]; }
+    inline __attribute__((always_inline)) int64_t id(int64_t i) const { return i; }
+    static constexpr bool listed = false;
 };
+
+// The tokens of a list, which rises.
+struct DiListed {
+    const double* z;
+    const int32_t* ids;
+    inline __attribute__((always_inline)) double exact(int64_t i) const { return z[ids[i]]; }
+    inline __attribute__((always_inline)) float near(int64_t i) const { return (float)z[ids[i]]; }
+    inline __attribute__((always_inline)) int64_t id(int64_t i) const { return ids[i]; }
+    static constexpr bool listed = true;
+};
+
+// The upper 24 bits of 1 - u of n tokens: floor of 2^24 t. The counter of a token is the one before plus DI_GOLDEN.
+DI_INLINE void di_words24(uint64_t key, int64_t first, int64_t n, int32_t* word) {
+    int64_t i = 0;
+    DiRu at;
+    for (int k = 0; k < DI_DOUBLES; ++k) at[k] = key + (uint64_t)(first + k + 1) * DI_GOLDEN;
+    for (; i + DI_DOUBLES <= n; i += DI_DOUBLES) {
+        DiRu z = at;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        z = ~(z ^ (z >> 31)) >> 40;
+        const auto narrow = __builtin_convertvector(z, DiHalf);
+        memcpy(word + i, &narrow, sizeof narrow);
+        at += (uint64_t)DI_DOUBLES * DI_GOLDEN;
+    }
+    for (; i < n; ++i) word[i] = (int32_t)(~di_noise(key, first + i) >> 40);
+}
 
 // Upper bounds of z + noise. With t = 1 - u the noise -log(-log u) is at most -log t, because -log(1 - t) >= t; and
 // -log2 of t = 2^e (1 + f) is at most -(e + f). Both are close where noise is large, which is where it matters.
 template <class Z>
 DI_INLINE void di_bounds(const Z& z, int64_t first, int64_t n, uint64_t key, float* bound) {
     int32_t word[DI_LOOK];
-    for (int64_t i = 0; i < n; ++i) word[i] = (int32_t)(~di_noise(key, first + i) >> 40);  // 24 bits, floor of 2^24 t
+    if (Z::listed) {
+        for (int64_t i = 0; i < n; ++i) word[i] = (int32_t)(~di_noise(key, z.id(first + i)) >> 40);
+    } else {
+        di_words24(key, first, n, word);
+    }
     for (int64_t i = 0; i < n; ++i) {
         const float t = (float)word[i] * 0x1p-24f;
         const float noise = (127.0f - (float)di_bits<int32_t>(t) * 0x1p-23f) * 0.69314724f;
@@ -243,7 +192,7 @@ static inline int64_t di_drawn(const Z& z, int64_t n, uint64_t key) {
     double best = -HUGE_VAL;
     int64_t token = -1;
     const auto look = [&](int64_t i) {
-        const double score = z.exact(i) + di_gumbel(key, i);
+        const double score = z.exact(i) + di_gumbel(key, z.id(i));
         if (score > best || (score == best && i < token)) {
             best = score;
             token = i;
@@ -253,9 +202,8 @@ static inline int64_t di_drawn(const Z& z, int64_t n, uint64_t key) {
         const int64_t count = di_min64(DI_LOOK, n - first);
         di_bounds(z, first, count, key, bound);
         for (int64_t i = count; i < DI_LOOK; ++i) bound[i] = -HUGE_VALF;
-        DiV m = di_load(bound);
-        for (int i = DI_LANES; i < DI_LOOK; i += DI_LANES) m = di_vmax(di_load(bound + i), m);
-        const float top = di_maximum(m);
+        DiRi wrong{};
+        const float top = di_block_largest(bound, DI_LOOK, &wrong);
         if (top == -HUGE_VALF || (double)top < best) continue;
         for (int64_t i = 0; i < count; ++i) {
             if (bound[i] == top) {
@@ -267,7 +215,7 @@ static inline int64_t di_drawn(const Z& z, int64_t n, uint64_t key) {
             if (bound[i] > -HUGE_VALF && (double)bound[i] >= best) look(first + i);
         }
     }
-    return token;
+    return token < 0 ? token : z.id(token);
 }
 
 }  // namespace DI_ISA
