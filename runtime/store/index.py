@@ -35,6 +35,8 @@ Alive = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]
 TOUCHED = 0x80  # in the flags of a hint: used late in its life
 RECORD_COST = 320  # bytes of the map that a record takes at most, half-filled pages included
 _SEGMENT = struct.Struct("<IQ")  # number, bytes of the log that are in
+_HINT, _WORDS = struct.Struct("<IIQIB3xQ"), struct.Struct("<QQ")
+_MIX, _SPREAD, _MASK = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, (1 << 64) - 1
 _NEXT = b"\0next"
 _BATCH = 128
 _CHUNK = 1 << 20
@@ -50,9 +52,9 @@ def joined(keys: Keys) -> bytes:
 def hint_sums(keys: Keys, hints: Hints) -> NDArray[np.uint64]:
     """[n] checks of hints with their keys: a value under another key is none."""
     k = np.frombuffer(joined(keys), dtype=np.uint64).reshape(-1, 2)
-    x: NDArray[np.uint64] = k[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ k[:, 1]
+    x: NDArray[np.uint64] = k[:, 0] * np.uint64(_MIX) ^ k[:, 1]
     for field in ("number", "slot", "head", "used", "flags"):
-        x = (x ^ hints[field].astype(np.uint64)) * np.uint64(0xD6E8FEB86659FD93)
+        x = (x ^ hints[field].astype(np.uint64)) * np.uint64(_SPREAD)
         x ^= x >> np.uint64(32)
     return x
 
@@ -404,5 +406,15 @@ def map_size_for(quota: int, stride: int) -> int:
 def _sound(key: bytes, value: bytes | None) -> np.void | None:
     if value is None or len(value) != HINT.itemsize:
         return None
-    hint = np.frombuffer(value, dtype=HINT)
-    return hint[0] if hint_sums([key], hint)[0] == hint["sum"][0] else None
+    hint = np.frombuffer(value, dtype=HINT)[0]
+    return hint if _sum_of(key, value) == hint["sum"] else None
+
+
+def _sum_of(key: bytes, value: bytes) -> int:
+    """``hint_sums`` of one, in plain numbers: a tenth of the time."""
+    low, high = _WORDS.unpack(key)
+    x: int = (low * _MIX ^ high) & _MASK
+    for field in _HINT.unpack(value)[:5]:
+        x = (x ^ field) * _SPREAD & _MASK
+        x ^= x >> 32
+    return x

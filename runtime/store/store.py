@@ -220,6 +220,8 @@ class Store:
         native, reason = open_native(library, self.layout) if type(self.files) is Files else (None, "a test's folder")
         if library is not None and native is None:
             events.warn("store_in_python", library=library, reason=reason, effect="slower reads and writes")
+        else:
+            events.info("store_records", native=native is not None, reason=reason or "native part of the engine")
         return native
 
     def _bulk_of(self, native: NativeRecords | None) -> Bulk | None:

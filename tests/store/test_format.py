@@ -11,7 +11,7 @@ from store.witness_store import LAYOUT, Chain, open_store
 
 from deepinfer.runtime.store import Flags, Status
 from deepinfer.runtime.store.files import Files
-from deepinfer.runtime.store.index import Index, hints_of
+from deepinfer.runtime.store.index import Index, _sound, hints_of
 from deepinfer.runtime.store.layout import HEADER_BYTES, PAGE
 from deepinfer.runtime.store.lease import Leases, Writer
 from deepinfer.runtime.store.log import entries_of, pack_entries, put_entry, read_entries
@@ -163,6 +163,15 @@ def test_a_value_under_another_key_is_no_hint(tmp_path: Path) -> None:
     index.put(keys[1:2], hints[:1], lambda numbers: np.zeros(len(numbers), dtype=bool), [])
     assert len(index.leading(keys)) == 1 and index.get(keys[1]) is None
     index.close()
+
+
+def test_one_hint_is_summed_as_many_are() -> None:
+    rng = np.random.default_rng(3)
+    keys = keys_of(4, 50)
+    hints = hints_of(keys, 7, rng.integers(0, 1 << 32, 50), rng.integers(0, 1 << 63, 50, np.uint64) * np.uint64(2),
+                     rng.integers(0, 1 << 32, 50), rng.integers(0, 256, 50))
+    for key, hint in zip(keys, hints, strict=True):
+        assert _sound(key, hint.tobytes()) == hint and _sound(key[::-1], hint.tobytes()) is None
 
 
 def test_an_index_that_is_full_moves_to_a_larger_one(tmp_path: Path) -> None:
