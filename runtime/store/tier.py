@@ -169,7 +169,8 @@ class Tier(Protocol):
             keys: V16 [n].
             ids: [n * B] their ids, compared with those that the records hold.
             into: for each block writable buffers, one a section (or one for the whole payload). They are written
-                only by blocks that end OK, before their status says so; after CANCELLED never again.
+                only with a block that was proved, before its status says OK. One that is CANCELLED may have been
+                written just before; after CANCELLED it never is.
             extra: for each block the digest it was published with; None: none had one.
             exact: a replayed block counts as a miss.
         """
