@@ -13,7 +13,7 @@ from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
 from deepinfer.backends.ascend950.source import Stage
-from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index, broadcast
+from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index
 from deepinfer.backends.ascend950.tile.printer import Constants, Printer
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import Ix, Space, linear
@@ -62,6 +62,7 @@ class Weight:
     data: str
     expand: str = ""
     scale: str = ""
+    scaled: bool = False  # the cube core multiplies codes; a vector core lays their scales out
     block: tuple[int, int] = (0, 0)
     k: int = 0
     rows: int = 0
@@ -84,8 +85,20 @@ class Weight:
         return {"bf16": 2, "f32": 4}.get(self.expand, 1)
 
 
+CODES = "fp8_e4m3fn_t"
+
+
+def multiplies_codes(x: Operand, weights: Sequence[Operand]) -> bool:
+    """Whether both sides are codes with scales of 32 features, which the cube core multiplies as they are. E2M1 codes
+    are E4M3 codes once they are widened."""
+    return x.type.name == "mxfp8" and x.type.block == (1, 32) and x.dims[-1] % 64 == 0 and all(
+        w.role == "param" and w.type.name in ("mxfp8", "mxfp4") and w.type.block[1] % 32 == 0 for w in weights)
+
+
 def element_of(x: Operand, weights: Sequence[Operand]) -> str:
-    """Element of the products: bf16 where it holds both sides exactly, else f32."""
+    """Element of the products: E4M3 with scales, else bf16 where it holds both sides exactly, else f32."""
+    if multiplies_codes(x, weights):
+        return CODES
     both = stored(x.type).name == "bf16" and all(w.role == "const" or w.type.name != "f32" for w in weights)
     return "bfloat16_t" if both else "float"
 
@@ -101,7 +114,9 @@ def weight_of(signature: Signature, i: int, element: str, constants: Constants) 
         r, c = t.block
         if r & (r - 1) or c & (c - 1):
             raise InternalError(f"blocks of weights have powers of two, not {t}")
-        return Weight(signature.param(i), t.name, signature.param(i, "scale"), (r, c), k, n)
+        codes = element == CODES
+        return Weight(signature.param(i), "" if codes and t.name == "mxfp8" else t.name, signature.param(i, "scale"),
+                      codes, (r, c), k, n)
     if t.name in ("f32", "bf16"):
         same = (t.name == "bf16") == (element == "bfloat16_t")
         return Weight(signature.param(i), "" if same else t.name, k=k, rows=n)
@@ -287,10 +302,6 @@ def places(memory: Memory) -> dict[str, Any]:
     return out
 
 
-__all__ = ["Component", "Epilogue", "Weight", "broadcast", "columns_of", "components", "element_of", "places",
-           "resolved", "weight_of"]
-
-
 @dataclass
 class Plan:
     """Tiles and memories of a contraction. ``widest``: columns of its widest result."""
@@ -309,7 +320,7 @@ class Plan:
     def __post_init__(self) -> None:
         title = self.spec.title
         self.ub, self.l1, self.l0a, self.l0b, self.l0c = (Memory(s, title) for s in ("UB", "L1", "L0A", "L0B", "L0C"))
-        self.size = 2 if self.element == "bfloat16_t" else 4
+        self.size = {CODES: 1, "bfloat16_t": 2}.get(self.element, 4)
         self.depth = DEPTH // self.size
         self.columns = columns_of(self.widest, 128)
         self.half = self.columns // 2
@@ -318,7 +329,7 @@ class Plan:
     def widens_x(self) -> bool:
         """Whether the vector cores make the rows' elements."""
         x = self.spec.operands[self.spec.get("x")]
-        return (stored(x.type).name == "bf16") != (self.element == "bfloat16_t")
+        return self.element == CODES or (stored(x.type).name == "bf16") != (self.element == "bfloat16_t")
 
 
 def component_tiles(plan: Plan, program: TileProgram, operands: Sequence[int],
@@ -350,12 +361,22 @@ def component_tiles(plan: Plan, program: TileProgram, operands: Sequence[int],
 def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
     """Lays out all memories."""
     expands = [w for w in weights if w.expand]
+    scaled = [w for w in weights if w.scaled]
+    if scaled:
+        plan.ub.new("scale_bytes", plan.half * 32 + 256, 2)
+        plan.ub.new("scales", plan.half * 256 + 256, 1)
+        plan.ub.new("laid", plan.half * plan.depth // 32 * 4 + 256)
+        plan.ub.new("packed", plan.half * plan.depth // 32, 2)
+        plan.ub.new("x_laid", ROWS // 2 * plan.depth // 32 * 4 + 256)
+        plan.ub.new("x_packed", ROWS // 2 * plan.depth // 32, 2)
+        plan.l1.new("row_scales", ROWS * plan.depth // 32, 2)
+        plan.l1.new("weight_scales", plan.columns * plan.depth // 32, 2)
     if expands:
         raw = max(w.element * plan.depth // w.per_byte for w in expands)
         plan.ub.new("codes", plan.half * raw + 512, 2)
         plan.ub.new("expanded", plan.half * plan.depth * plan.size, 2)
         blocks = max((-(-plan.half // w.block[0]) + 1 for w in expands if w.block[0]), default=0)
-        if blocks:
+        if blocks and not scaled:
             plan.ub.new("scale_bytes", blocks * 32 + 256, 2)
             plan.ub.new("scales", blocks * 256 + 256, 1)
     if plan.widens_x():
@@ -373,7 +394,8 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
 
 def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
     """Predicted work of the stage that multiplies: that of its mean tile."""
-    expands = [w.expand for t in tiles for w in t["anchors"]]
+    expands = ["codes" if w.scaled and w.expand else "scales" if w.scaled else w.expand for t in tiles
+               for w in t["anchors"]]
     count = max(1, len(tiles))
     one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
                            plan.epilogue_cycles / count)
@@ -391,5 +413,6 @@ def planned(plan: Plan, tiles: list[dict[str, Any]]) -> dict[str, Any]:
             "groups": plan.groups, "widens_x": plan.widens_x(), "functions": plan.functions,
             "grain": 32 // plan.size, "ub_buffers": plan.ub.declared(),
             "cube_buffers": [x for m in plan.memories[1:] for x in m.declared()],
-            "l1_buffers": plan.l1.declared(), "ub_element": "uint16_t" if plan.size == 2 else "float",
+            "l1_buffers": plan.l1.declared(), "scaled": plan.size == 1,
+            "ub_element": {1: "uint8_t", 2: "uint16_t"}.get(plan.size, "float"),
             "most": max(len(t["anchors"]) for t in tiles)}

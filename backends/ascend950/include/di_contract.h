@@ -58,6 +58,92 @@ __simd_vf__ inline void di_expand4(__ubuf__ uint8_t* codes, __ubuf__ float* scal
         }
     }
 }
+// E2M1 codes as E4M3 codes.
+DI_V vector_uint32_t di_wide_code(vector_uint32_t c, vector_bool m) {
+    vector_uint32_t k, low, sign, code;
+    vector_bool tiny;
+    asc_duplicate_scalar(k, (uint32_t)7u, m);
+    asc_and(low, c, k, m);
+    asc_duplicate_scalar(k, (uint32_t)8u, m);
+    asc_and(sign, c, k, m);
+    asc_shiftleft_scalar(sign, sign, 4, m);
+    asc_shiftleft_scalar(code, low, 2, m);
+    asc_add_scalar(code, code, (uint32_t)48u, m);
+    asc_shiftleft_scalar(k, low, 5, m);  // 0 and 1, for 0 and a half, become 0 and 48
+    asc_shiftleft_scalar(low, low, 4, m);
+    asc_add(k, k, low, m);
+    asc_lt_scalar(tiny, k, (uint32_t)96u, m);
+    asc_select(code, k, code, tiny);
+    asc_or(code, code, sign, m);
+    return code;
+}
+__simd_vf__ inline void di_widen_codes(__ubuf__ uint8_t* codes, __ubuf__ uint8_t* out, uint32_t rows, uint32_t take,
+                                       uint32_t wide) {
+    for (uint16_t r = 0; r < rows; ++r) {
+        uint32_t left = take / 2;
+        for (uint16_t c = 0; c < wide / 128; ++c) {
+            vector_bool m = asc_update_mask_b32(left);
+            vector_uint32_t b, low, high, k;
+            asc_loadalign_unpack4(b, codes + r * (wide / 2) + c * 64);
+            asc_duplicate_scalar(k, (uint32_t)15u, m);
+            asc_and(low, b, k, m);
+            asc_shiftright_scalar(high, b, 4, m);
+            low = di_wide_code(low, m);
+            high = di_wide_code(high, m);
+            asc_shiftleft_scalar(high, high, 8, m);
+            asc_or(low, low, high, m);
+            asc_storealign_pack((__ubuf__ uint16_t*)(out + r * wide + c * 128), low, di_all());
+        }
+    }
+}
+// Rows of bf16 as E4M3 codes, and the bytes of their scales laid out as the cube core takes them: 32 words for each
+// 16 rows and 64 features, two a row.
+__simd_vf__ inline void di_encode_rows(__ubuf__ uint16_t* x, __ubuf__ uint8_t* codes, __ubuf__ uint32_t* laid,
+                                       uint32_t rows, uint32_t take, uint32_t wide) {
+    for (uint16_t r = 0; r < rows; ++r) {
+        uint32_t left = take;
+        for (uint16_t c = 0; c < wide / 64; ++c) {
+            vector_bool m = asc_update_mask_b32(left);
+            vector_float v, a, s, q;
+            vector_uint32_t byte;
+            di_load(v, x + r * wide + c * 64);
+            asc_abs(a, v, m);
+            if (take > c * 64) a = di_group_max(a, 32, take - c * 64, m);
+            di_scale(DI_MXFP8, a, byte, s, m);
+            asc_div(q, v, s, m);
+            asc_storealign_pack_quarter(codes + r * wide + c * 64, di_to_e4m3(q, m), di_all());
+            di_store_scales(laid + ((r >> 4) * (wide / 64) + c) * 32 + (r & 15) * 2, byte, 32, 0, m);
+        }
+    }
+}
+// The same layout for the scales of weights; `bytes`: rows of blocks, 32 bytes apart, as [block][64] words in `words`.
+__simd_vf__ inline void di_words_of(__ubuf__ uint8_t* bytes, __ubuf__ uint32_t* words, uint32_t rows, uint32_t n) {
+    for (uint16_t r = 0; r < rows; ++r) {
+        uint32_t left = n;
+        vector_bool m = asc_update_mask_b32(left);
+        vector_uint32_t b;
+        asc_loadalign_unpack4(b, bytes + r * 32);
+        asc_storealign(words + r * 64, b, m);
+    }
+}
+__simd_vf__ inline void di_lay_scales(__ubuf__ uint32_t* words, __ubuf__ uint32_t* laid, uint32_t rows, uint32_t groups,
+                                      uint32_t pairs, uint32_t within, uint32_t down, uint32_t across) {
+    uint32_t left = groups;
+    vector_bool m = asc_update_mask_b32(left);
+    vector_int32_t lane, from, pair, to, one;
+    asc_arange(lane, 0);
+    asc_shiftright_scalar(from, lane, (int16_t)(across - 5), m);
+    asc_shiftright_scalar(pair, lane, 1, m);
+    asc_shiftleft_scalar(pair, pair, 5, m);
+    asc_duplicate_scalar(one, (int32_t)1, m);
+    asc_and(to, lane, one, m);
+    asc_add(to, to, pair, m);
+    for (uint16_t r = 0; r < rows; ++r) {
+        vector_uint32_t byte;
+        asc_gather(byte, words + ((within + r) >> down) * 64, di_as<vector_uint32_t>(from), m);
+        asc_scatter(laid + (r >> 4) * pairs * 32 + (r & 15) * 2, byte, di_as<vector_uint32_t>(to), m);
+    }
+}
 // Elements as they lie, widened.
 template <class S, class T>
 __simd_vf__ inline void di_expand(__ubuf__ S* x, __ubuf__ T* out, uint32_t rows, uint32_t take, uint32_t wide) {

@@ -41,7 +41,8 @@ def _headers(folder: Path) -> dict[str, str]:
 class TwinBuild:
     """A compiler that was asked for its version once, and the cache."""
 
-    def __init__(self, cache: Cache | None = None) -> None:
+    def __init__(self, cache: Cache | None = None, quick: bool = False) -> None:
+        self.flags = tuple("-O0" if quick and f == "-O1" else f for f in KERNEL_FLAGS)
         self.compiler = cxx_compiler()
         self.version = compiler_name(self.compiler)
         self.cache = cache or Cache()
@@ -59,13 +60,13 @@ class TwinBuild:
     def kernel(self, symbol: str, text: str, stages: Stages) -> Entry:
         """Object of one generated file, unchanged but for the exports behind it."""
         exports = "".join(f"DI_EXPORT({function}, {KINDS[kind]})\n" for function, kind in stages)
-        key = {"kind": "ascend twin kernel", "compiler": self.version, "flags": KERNEL_FLAGS, "name": symbol,
+        key = {"kind": "ascend twin kernel", "compiler": self.version, "flags": self.flags, "name": symbol,
                "source": text, "exports": exports, "headers": [_headers(p) for p in INCLUDES]}
 
         def make(folder: Path) -> None:
             (folder / f"{symbol}.asc").write_text(text, encoding="utf-8")
             (folder / f"{symbol}.cpp").write_text(f'#include "{symbol}.asc"\n{exports}', encoding="utf-8")
-            flags = [*KERNEL_FLAGS, *(f"-I{p}" for p in INCLUDES), f"-ffile-prefix-map={folder}=.",
+            flags = [*self.flags, *(f"-I{p}" for p in INCLUDES), f"-ffile-prefix-map={folder}=.",
                      f"-frandom-seed={symbol}"]
             self._run(folder, [*flags, "-c", f"{symbol}.cpp", "-o", f"{symbol}.o"], symbol)
 
@@ -85,13 +86,13 @@ class TwinBuild:
 
 
 def build_twin(texts: Mapping[str, str], stages: Mapping[str, Stages], *, jobs: int = 1, cache: Cache | None = None,
-               progress: Callable[[str], None] | None = None) -> Entry:
+               progress: Callable[[str], None] | None = None, quick: bool = False) -> Entry:
     """``kernels_twin.so`` (entry.files[LIBRARY]): the generated files ``texts`` and the machine that runs them.
 
-    ``texts``: file by symbol; ``stages``: (function, kind) of each of its kernels, kind vector, cube or mix_1_2. Raises
-    ToolchainError, naming the kernel, where g++ refuses one.
+    ``texts``: file by symbol; ``stages``: (function, kind) of each of its kernels, kind vector, cube or mix_1_2.
+    ``quick``: kernels that run once. Raises ToolchainError, naming the kernel, where g++ refuses one.
     """
-    tools = TwinBuild(cache)
+    tools = TwinBuild(cache, quick)
     units = sorted(name.removesuffix(".cpp") for name in machine_sources() if name.endswith(".cpp"))
 
     def one(symbol: str) -> Path:
