@@ -113,7 +113,8 @@ def test_one_prompt_that_fails_frees_the_others(server: Running) -> None:
 def test_more_prompts_than_may_be_open_now_are_told_to_wait(server: Running) -> None:
     body: Any = {"model": MODEL, "prompt": "say:long", "max_tokens": 900, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        next(lines)
         refused = server.post("/v1/completions", {**body, "prompt": ["a"] * 8})
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert server.load()["open"] == 1
