@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from deepinfer.errors import PlanError
 from deepinfer.runtime.store.arena import Arena
@@ -68,6 +69,7 @@ class MooncakeTier:
                             next_step="give the client a larger local buffer, or the store a smaller arena")
         self._arena.forget_name()
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._fetches: WeakSet[Ticket] = WeakSet()
         self._threads = [threading.Thread(target=self._work, args=(slot,), daemon=True, name=f"mooncake-{slot}")
                          for slot in self._arena.take(settings.threads)]
         for thread in self._threads:
@@ -92,6 +94,7 @@ class MooncakeTier:
               exact: bool = False) -> Ticket:
         """See ``Tier``."""
         ticket, raw, width = Ticket(len(keys)), id_bytes(ids), self.layout.ids_bytes
+        self._fetches.add(ticket)
         for i, key in enumerate(keys):
             wanted = Wanted(key.tobytes(), raw[i * width : (i + 1) * width], NO_EXTRA if extra is None else extra[i],
                             exact)
@@ -131,6 +134,8 @@ class MooncakeTier:
         return self._metrics
 
     def close(self) -> None:
+        for ticket in list(self._fetches):
+            ticket.wait(0.0)
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import deque
@@ -63,7 +64,7 @@ class Publisher:
         self._waiting: deque[Write] = deque()
         self._twins: dict[bytes, list[Write]] = {}  # writes of a block that is being written, by key
         self._changed = threading.Condition()
-        self._ending = False
+        self._ending = self._left = False  # nothing more is taken; nobody's payload may be looked at any more
         self._inline = settings.backend == INLINE
         count = 1 if self._inline else settings.threads
         each = max(1, min(_BATCH, arena.free // count))
@@ -104,6 +105,7 @@ class Publisher:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         with self._changed:
+            self._left = True
             rest = [*self._waiting, *(twin for twins in self._twins.values() for twin in twins)]
             self._waiting.clear()
         self._end(rest, Status.CANCELLED)
@@ -172,6 +174,8 @@ class Publisher:
 
     def _write(self, s: OpenSegment, slots: list[int], batch: list[Write],
                views: list[memoryview]) -> list[Row]:
+        if self._left:
+            raise OSError(errno.ECANCELED, "the store was closed while its folder did not answer")
         now = int(self.catalog.guard.now())
         writes, views = batch[: len(slots)], views[: len(slots)]
         offset, written = s.block.offset(slots[0]), 0

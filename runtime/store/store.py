@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 import lmdb
 import numpy as np
@@ -77,6 +78,7 @@ class Store:
         self.upkeep.compaction = Compaction(settings, self.files, self.catalog, self.publisher,
                                             lambda: self.writers.sync(now=True), self.upkeep.remove)
         self._late = 0
+        self._fetches: WeakSet[Ticket] = WeakSet()
         self._closing, self._ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look_after, daemon=True, name="store-upkeep")
         if settings.background:
@@ -117,6 +119,7 @@ class Store:
         """See ``Tier``."""
         names, ticket, raw = _split(keys), Ticket(len(keys)), id_bytes(ids)
         views = self._checked(len(names), len(raw), into)
+        self._fetches.add(ticket)
         hints = self.index.leading(names) if self.health.works(READING) else np.zeros(0, dtype=HINT)
         places, segments = self._places(ticket, hints)
         for i in range(len(hints), len(names)):
@@ -185,6 +188,8 @@ class Store:
     def close(self) -> None:
         """See ``Tier``. Waits for a folder that hangs no longer than a few seconds."""
         self._closing.set()
+        for ticket in list(self._fetches):
+            ticket.wait(0.0)  # from here on their memory may go
         self.publisher.close(_PATIENCE)
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
