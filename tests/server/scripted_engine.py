@@ -113,7 +113,8 @@ class ScriptedEngine:
     def _logits(self, slot: int, first: int, ids: list[int], wanted: int) -> NDArray[np.float32]:
         out = np.zeros((wanted, VOCABULARY), np.float32)
         expected, script = self._running.get(slot, (-1, None))
-        if script is None or expected != first:
+        # a chunk of another prompt may begin just where the sequence before it in this slot was given up
+        if script is None or expected != first or ids[: len(script.prompt)] != script.prompt:
             script = self._script(ids)
         self._running[slot] = len(ids), script
         place = len(ids) - len(script.prompt)
