@@ -106,6 +106,8 @@ MUTANTS = (
        "if False:", "test_degrade.py", "-k", "once_a_minute"),
     _m("a mount that hangs is asked for ever", "store.py", "off=self._late > 1)", "off=False)", "test_degrade.py",
        "-k", "does_not_answer"),
+    _m("closing leaves fetches to their fate", "store.py", "            ticket.wait(0.0)  # from here on",
+       "            id(ticket)  #", "test_degrade.py", "-k", "closing"),
     _m("files are readable by all", "files.py", "FILE_MODE, FOLDER_MODE = 0o600, 0o700",
        "FILE_MODE, FOLDER_MODE = 0o644, 0o755", "test_store.py", "-k", "owners_alone"),
     _m("the arena keeps its name", "store.py", "        self._arena.forget_name()\n        self.native",
