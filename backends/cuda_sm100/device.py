@@ -218,7 +218,7 @@ def di_view(base, stride, fresh, has_fresh, first, start, slot, RING: tl.constex
     """Record of position p in the view [old ring | this step's rows from ``start`` on, the first of them at row
     ``first`` of the axis]."""
     new = (has_fresh != 0) & (p >= start)
-    old_at = slot.to(tl.int64) * stride + (p % RING) * RECORD
+    old_at = slot.to(tl.int64) * stride + (p.to(tl.int32) % RING).to(tl.int64) * RECORD
     new_at = (first + (p - start)) * RECORD
     return tl.where(new, fresh + tl.where(new, new_at, 0), base + tl.where(new, 0, old_at))
 
@@ -226,9 +226,9 @@ def di_view(base, stride, fresh, has_fresh, first, start, slot, RING: tl.constex
 @triton.jit
 def di_entry(base, stride, blocks, block_tokens, RATIO: tl.constexpr, RECORD: tl.constexpr, j, ok):
     """Paged entry j of the sequence whose block table ``blocks`` points to; ``ok``: the entries to look up."""
-    at = j * RATIO
+    at = (j * RATIO).to(tl.int32)  # positions: divisions of 32 bits are far cheaper
     block = tl.load(blocks + at // block_tokens, mask=ok, other=0).to(tl.int64)
-    return base + block * stride + (at % block_tokens) // RATIO * RECORD
+    return base + block * stride + ((at % block_tokens) // RATIO * RECORD).to(tl.int64)
 
 
 @triton.jit

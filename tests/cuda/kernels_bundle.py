@@ -1,6 +1,6 @@
 """Packs kernels that are no contractions, at the sizes of a real config, for device_kernels.py. Needs no GPU.
 
-    python tests/cuda/kernels_bundle.py CONFIG BUNDLE [TARGET]
+    python tests/cuda/kernels_bundle.py CONFIG BUNDLE [TARGET [JOBS]]
 
 One kernel of each kind is taken: attention over a window and picked entries, selection among all entries and within
 listed blocks, the widest kernel whose rows are made in parts, and the selection of experts.
@@ -54,14 +54,14 @@ def records(spec: KernelSpec) -> dict[int, Any]:
             for i, o in enumerate(spec.operands) if o.role == "state"}
 
 
-def main(config: str, out: str, target: str = "sm90") -> None:
+def main(config: str, out: str, target: str = "sm90", jobs: str = "2") -> None:
     plan = lower(build_model(Config.load(Path(config)), EngineOptions()), backend(target), target)
     found: dict[str, KernelSpec] = {}
     for spec in plan.lowered.specs:
         if kind := kind_of(spec):
             found.setdefault(kind, spec)
     sources = [backend(target).emit(s) for s in found.values()]
-    binary = compile_sources(target, sources, jobs=2, progress=lambda s: print(s, flush=True))
+    binary = compile_sources(target, sources, jobs=int(jobs), progress=lambda s: print(s, flush=True))
     bundle = {"blob": binary.files["kernels.bin"].read_bytes(), "kernels": {
         kind: {"spec": plain_spec(s), "records": records(s), "table": json.loads(
             binary.files["kernels.json"].read_text())["kernels"][s.symbol]} for kind, s in found.items()}}

@@ -25,6 +25,7 @@ HEADS, EXACT_HEADS = 64, 16  # heads of one program: they share the decoded keys
 KEYS = 32  # keys of a step of a loop; sums of probabilities are made by lane
 SHARED = ((16, 32, 64), (64, 64, 128))  # rows that share programs -> keys of a program, features of a program
 _ALIGNED = 64  # columns of scores that a source begins at
+_ABSENT = -1 << 62  # the place of a key that is not there
 _PERSISTENT = 132  # programs that fill a device, one row after the other
 
 
@@ -33,7 +34,7 @@ class Source:
     """Where the keys of a source are. ``most``: keys at most, 0 without a bound; ``setup``: statements before its
     loops, with the number of keys ``count``; ``find``: those that make records (or rows) and validity of keys ``j``;
     ``key``, ``value``: those that make a block [KEYS, features] of that name; ``first``: its first column of
-    scores."""
+    scores; ``places``: name, base and bytes of the records that ``find`` makes."""
 
     most: int
     count: str
@@ -42,6 +43,12 @@ class Source:
     key: list[str] = field(default_factory=list)
     value: list[str] = field(default_factory=list)
     first: int = 0
+    places: list[tuple[str, str, int]] = field(default_factory=list)
+
+    @property
+    def span(self) -> int:
+        """A power of two that holds its keys."""
+        return power_of_two(max(1, self.columns))
 
     @property
     def columns(self) -> int:
@@ -64,10 +71,12 @@ class Sources:
         op = self.signature.operand(keys)
         out.find.append(f"record = ({find(keys)})[:, None]")
         out.key = self.reader.block("key", "record", op, self.d, self.kv, d="c")
+        out.places.append(("record", self.signature.state(keys, "base"), op.get("record_bytes")))
         other = "record"
         if values >= 0:
             other, op = "other", self.signature.operand(values)
             out.find.append(f"other = ({find(values)})[:, None]")
+            out.places.append(("other", self.signature.state(values, "base"), op.get("record_bytes")))
         out.value = self.reader.block("value", other, op, self.vd, self.kv, span="F", first="f0")
         return out
 
@@ -134,7 +143,8 @@ def emit(spec: KernelSpec) -> CudaSource:
                   lines=_epilogue(spec, signature, heads, vd), heads=heads, group=group, groups=plan.groups,
                   share=share, d=d, vd=vd, q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
                   bounded=plan.bounded, sink=signature.param(sink) if sink >= 0 else "", element=element,
-                  columns=columns, room=plan.room(), persistent=_PERSISTENT, scale=repr(float(spec.get("scale"))),
+                  columns=columns, room=plan.room(), places=plan.places(), absent=_ABSENT,
+                  persistent=_PERSISTENT, scale=repr(float(spec.get("scale"))),
                   rounds=bool(spec.get("rounds")), kv=kv, precision="" if exact else ', input_precision="tf32x3"')
 
 
@@ -151,7 +161,11 @@ class _Plan:
     bounded: bool
 
     def room(self) -> int:
-        """f32 of a row and group: scores, and the largest of each tile."""
+        """f32 of a row and group: scores, the largest of each tile, and where keys and values lie."""
+        return self.places() + 4 * self.columns
+
+    def places(self) -> int:
+        """The first f32 of the places."""
         return self.h * (self.columns + self.columns // KEYS)
 
     def scratch(self) -> int:

@@ -58,7 +58,8 @@ def _variants(symbol: str, heads: int, d: int, exact: bool) -> list[Variant]:
     out = []
     for rows, parts in SHARED:
         scores = Stage(f"{symbol}_scores", Grid(times=parts), 4, (*sizes, ("PARTS", parts)), 2, True, exact)
-        out.append(Variant(rows, (scores, Stage(f"{symbol}_select", Grid(), 8, (("SPAN", 2 * _SPAN),), 1, True))))
+        select = Stage(f"{symbol}_select", Grid(), 16, (("SPAN", 4 * _SPAN),), 1, True, otherwise=(8,))
+        out.append(Variant(rows, (scores, select)))
     whole = Stage(symbol, Grid(fixed=_PERSISTENT), 4, (*sizes, ("SPAN", _SPAN)), 2, True, exact)
     return [*out, Variant(0, (whole,))]
 
@@ -82,5 +83,5 @@ def _selection(signature: Signature, n: int, s: dict[str, Any], rounds: bool) ->
     if s["within"] >= 0:
         out["listed"] = place(s["within"], signature.value(s["within"]))
         out["count"] = signature.operand(s["within"]).size
-        out["digits"] = [*digits, 24, 16, 8, 0]  # blocks are listed best first: equal scores are told by entry
+        out["digits"] = list(range(56, -1, -8))  # blocks are listed best first: equal scores are told by entry
     return out
