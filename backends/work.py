@@ -20,14 +20,16 @@ Pipes = tuple[tuple[str, float], ...]  # (pipe, cycles)
 class Work:
     """``grid``: of, per, plus, times, fixed of the items (``min(n of, ceil(n of / per) + plus) times``, or fixed).
 
-    ``item``, ``row``, ``key``: cycles of each pipe for an item, for an input row of an item (at least ``least_rows``
-    are counted), and for a key that a row meets; ``overlapped``: whether the pipes run beside each other.
+    ``item``, ``row``, ``padded``, ``key``: cycles of each pipe for an item, for an input row of an item, for one of at
+    least ``least_rows`` input rows, and for a key that a row meets; ``overlapped``: whether the pipes run beside each
+    other.
     """
 
     unit: str
     grid: tuple[int, int, int, int, int]
     item: Pipes = ()
     row: Pipes = ()
+    padded: Pipes = ()
     key: Pipes = ()
     least_rows: int = 1
     overlapped: bool = True
@@ -41,9 +43,10 @@ class Work:
         units, items = dict(roof.units)[self.unit], self.items(rows)
         if not items:
             return 0.0
-        inputs = max(rows * self.grid[0] / max(1.0, items / self.grid[3]), self.least_rows)
+        inputs = rows * self.grid[0] / max(1.0, items / self.grid[3])
         busy: dict[str, float] = {}
-        for pipes, count in ((self.item, items), (self.row, items * inputs), (self.key, keys * rows)):
+        for pipes, count in ((self.item, items), (self.row, items * inputs), (self.key, keys * rows),
+                             (self.padded, items * max(inputs, self.least_rows))):
             for pipe, cycles in pipes:
                 busy[pipe] = busy.get(pipe, 0.0) + cycles * count
         used = min(units, items)
@@ -58,5 +61,5 @@ class Work:
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Work:
         """What ``as_dict`` wrote, also through JSON."""
-        nested = {k: tuple(map(tuple, raw[k])) for k in ("item", "row", "key")}
+        nested = {k: tuple(map(tuple, raw[k])) for k in ("item", "row", "padded", "key")}
         return Work(**{**raw, **nested, "grid": tuple(raw["grid"])})

@@ -18,7 +18,7 @@ from deepinfer.backends.work import Work
 
 COPY = 20.0
 # Instructions for a vector of 64 elements: expansions of codes to bf16, as the functions in include/ are written.
-EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 7.0, "scales": 2.5, "": 0.0}
+EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 3.75, "scales": 1.25, "": 0.0}
 # The same for the functions of include/di_arrays.h that tile programs call on whole arrays.
 CALLS = {"widen": 3, "copy": 2, "narrow": 3, "round_array": 4, "quantise": 46, "encode8": 50, "encode4": 36,
          "rotate": 7, "rotate_steps": 16, "decode8": 8, "decode4": 6, "decode_scales": 4, "pack_bytes": 2, "take": 4,
@@ -57,10 +57,10 @@ def contraction(unit: str, grid: Grid, k: int, columns: int, size: int, expands:
     to_l1 = sum(half * k * size / PATHS["UB_L1"] for e in expands if e)
     to_l0 = k * columns * size / PATHS["L1_L0"] * len(expands)
     item = (("V", vector), ("MTE3", to_l1), ("MTE1", to_l0))
-    row = (("M", cube), ("MTE1", k * size / PATHS["L1_L0"] * len(expands)),
-           ("FIX", columns * 4 / PATHS["L0C_UB"] * len(expands)),
-           ("V", half / LANES * epilogue + (k / LANES * CALLS["quantise"] / 2 if size == 1 else 0.0)))
-    return Work(unit, grid_of(grid), item, row, (), 32)
+    padded = (("M", cube), ("MTE1", k * size / PATHS["L1_L0"] * len(expands)),
+              ("FIX", columns * 4 / PATHS["L0C_UB"] * len(expands)))
+    row = (("V", half / LANES * epilogue + (k / LANES * CALLS["quantise"] if size == 1 else 0.0)),)
+    return Work(unit, grid_of(grid), item, row, padded, (), 32)
 
 
 def attention(unit: str, grid: Grid, rows: int, wide: int, tall: int, size: int, copies: int,
@@ -73,7 +73,7 @@ def attention(unit: str, grid: Grid, rows: int, wide: int, tall: int, size: int,
     paths = 2 * wide * size / PATHS["UB_L1"] + tall * size / PATHS["UB_L1"]
     key = (("M", cube * splits), ("V", vector * splits), ("MTE3", paths * splits), ("S", copies * COPY * splits))
     item = (("V", rows / 2 * tall / LANES * 8), ("FIX", rows * tall * 4 / PATHS["L0C_UB"]))
-    return Work(unit, grid_of(grid), item, (), key, overlapped=False)
+    return Work(unit, grid_of(grid), item, key=key, overlapped=False)
 
 
 def scores(unit: str, grid: Grid, rows: int, wide: int, heads: int, size: int, copies: int, bits: int) -> Work:
@@ -82,4 +82,4 @@ def scores(unit: str, grid: Grid, rows: int, wide: int, heads: int, size: int, c
     cube = math.ceil(wide / deep) * rows / 16 / 16.0
     vector = wide / LANES * 14 / 2 + heads * 6 / LANES + (bits + 31) * 5 / LANES
     key = (("M", cube), ("V", vector), ("MTE3", wide * size / PATHS["UB_L1"]), ("S", copies * COPY))
-    return Work(unit, grid_of(grid), (), (), key, overlapped=False)
+    return Work(unit, grid_of(grid), key=key, overlapped=False)

@@ -399,8 +399,8 @@ def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
     count = max(1, len(tiles))
     one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
                            plan.epilogue_cycles / count)
-    item, row = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row))
-    return replace(one, item=item, row=row)
+    item, row, padded = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row, one.padded))
+    return replace(one, item=item, row=row, padded=padded)
 
 
 def planned(plan: Plan, tiles: list[dict[str, Any]]) -> dict[str, Any]:

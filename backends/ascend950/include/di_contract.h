@@ -58,41 +58,32 @@ __simd_vf__ inline void di_expand4(__ubuf__ uint8_t* codes, __ubuf__ float* scal
         }
     }
 }
-// E2M1 codes as E4M3 codes.
-DI_V vector_uint32_t di_wide_code(vector_uint32_t c, vector_bool m) {
-    vector_uint32_t k, low, sign, code;
-    vector_bool tiny;
-    asc_duplicate_scalar(k, (uint32_t)7u, m);
-    asc_and(low, c, k, m);
-    asc_duplicate_scalar(k, (uint32_t)8u, m);
-    asc_and(sign, c, k, m);
+// Pairs of E2M1 codes, a byte in each 16-bit lane, as E4M3 codes side by side in it. The bits of a magnitude, moved to
+// the same place of the wider exponent and fraction, mean 2^-6 of it, subnormal ones too: scales make up for that.
+enum { DI_WIDENED = 6 };
+DI_V vector_uint16_t di_wide_codes(vector_uint16_t x, vector_bool m) {
+    vector_uint16_t k, t, c, sign;
+    asc_shiftleft_scalar(t, x, 4, m);
+    asc_or(t, t, x, m);
+    asc_duplicate_scalar(k, (uint16_t)0x0808, m);
+    asc_and(sign, t, k, m);
     asc_shiftleft_scalar(sign, sign, 4, m);
-    asc_shiftleft_scalar(code, low, 2, m);
-    asc_add_scalar(code, code, (uint32_t)48u, m);
-    asc_shiftleft_scalar(k, low, 5, m);  // 0 and 1, for 0 and a half, become 0 and 48
-    asc_shiftleft_scalar(low, low, 4, m);
-    asc_add(k, k, low, m);
-    asc_lt_scalar(tiny, k, (uint32_t)96u, m);
-    asc_select(code, k, code, tiny);
-    asc_or(code, code, sign, m);
-    return code;
+    asc_duplicate_scalar(k, (uint16_t)0x0707, m);
+    asc_and(c, t, k, m);
+    asc_shiftleft_scalar(c, c, 2, m);
+    asc_or(c, c, sign, m);
+    return c;
 }
 __simd_vf__ inline void di_widen_codes(__ubuf__ uint8_t* codes, __ubuf__ uint8_t* out, uint32_t rows, uint32_t take,
                                        uint32_t wide) {
+    vector_bool all = asc_create_mask_b16(PAT_ALL);
     for (uint16_t r = 0; r < rows; ++r) {
         uint32_t left = take / 2;
-        for (uint16_t c = 0; c < wide / 128; ++c) {
-            vector_bool m = asc_update_mask_b32(left);
-            vector_uint32_t b, low, high, k;
-            asc_loadalign_unpack4(b, codes + r * (wide / 2) + c * 64);
-            asc_duplicate_scalar(k, (uint32_t)15u, m);
-            asc_and(low, b, k, m);
-            asc_shiftright_scalar(high, b, 4, m);
-            low = di_wide_code(low, m);
-            high = di_wide_code(high, m);
-            asc_shiftleft_scalar(high, high, 8, m);
-            asc_or(low, low, high, m);
-            asc_storealign_pack((__ubuf__ uint16_t*)(out + r * wide + c * 128), low, di_all());
+        for (uint16_t c = 0; c < wide / 256; ++c) {
+            vector_bool m = asc_update_mask_b16(left);
+            vector_uint16_t x;
+            asc_loadalign_unpack(x, codes + r * (wide / 2) + c * 128);
+            asc_storealign((__ubuf__ uint16_t*)(out + r * wide + c * 256), di_wide_codes(x, m), all);
         }
     }
 }
@@ -116,7 +107,7 @@ __simd_vf__ inline void di_encode_rows(__ubuf__ uint16_t* x, __ubuf__ uint8_t* c
         }
     }
 }
-// The same layout for the scales of weights; `bytes`: rows of blocks, 32 bytes apart, as [block][64] words in `words`.
+// The same layout for the scales of weights, times 2^more; first their bytes, rows of blocks 32 bytes apart, as words.
 __simd_vf__ inline void di_words_of(__ubuf__ uint8_t* bytes, __ubuf__ uint32_t* words, uint32_t rows, uint32_t n) {
     for (uint16_t r = 0; r < rows; ++r) {
         uint32_t left = n;
@@ -127,7 +118,7 @@ __simd_vf__ inline void di_words_of(__ubuf__ uint8_t* bytes, __ubuf__ uint32_t* 
     }
 }
 __simd_vf__ inline void di_lay_scales(__ubuf__ uint32_t* words, __ubuf__ uint32_t* laid, uint32_t rows, uint32_t groups,
-                                      uint32_t pairs, uint32_t within, uint32_t down, uint32_t across) {
+                                      uint32_t pairs, uint32_t within, uint32_t down, uint32_t across, uint32_t more) {
     uint32_t left = groups;
     vector_bool m = asc_update_mask_b32(left);
     vector_int32_t lane, from, pair, to, one;
@@ -141,6 +132,7 @@ __simd_vf__ inline void di_lay_scales(__ubuf__ uint32_t* words, __ubuf__ uint32_
     for (uint16_t r = 0; r < rows; ++r) {
         vector_uint32_t byte;
         asc_gather(byte, words + ((within + r) >> down) * 64, di_as<vector_uint32_t>(from), m);
+        asc_add_scalar(byte, byte, more, m);
         asc_scatter(laid + (r >> 4) * pairs * 32 + (r & 15) * 2, byte, di_as<vector_uint32_t>(to), m);
     }
 }
