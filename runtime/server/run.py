@@ -29,6 +29,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "deepinfer.runtime.server.engine_process
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 _BACKLOG = 2048
 _AT_ONCE = 16  # connections that a front end accepts before it looks at anything else
+_GIVING_UP_SECONDS = 3.0  # that a front end which does not listen any more is waited for
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -123,10 +124,11 @@ class _Server(Listener):
             if not service.draining:
                 service.drain()
                 self._others.drain()
-            if service.open_requests and time.monotonic() > self._deadline:
+            late = time.monotonic() - self._deadline
+            if service.open_requests and late > 0:
                 self._link.give_up_all(_SHUTTING_DOWN)
                 self._others.give_up(_SHUTTING_DOWN)
-            if not service.open_requests:
+            if not service.open_requests or late > _GIVING_UP_SECONDS:
                 self.should_exit = True
         if service.fatal is not None or self._link.gave_up:
             self.should_exit = True

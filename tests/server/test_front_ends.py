@@ -105,6 +105,19 @@ def test_a_front_end_that_dies_takes_its_requests_with_it_and_comes_back(pair: R
         assert client.post("/v1/chat/completions", json=asked("hello")).status_code == 200
 
 
+def test_a_front_end_that_hangs_does_not_hold_up_the_end(checkpoint: Path, tmp_path: Path) -> None:
+    with running(checkpoint, tmp_path, front_ends=2, drain=0.2) as server:
+        pid = other(server)
+        with only_the_other(server) as client, client.stream(
+                "POST", "/v1/chat/completions", json=asked("long", stream=True)) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(pid, signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE) == 0
+        assert not Path(f"/proc/{pid}").exists()
+
+
 def test_no_process_is_left_and_running_answers_end_in_order(checkpoint: Path, tmp_path: Path) -> None:
     with running(checkpoint, tmp_path, front_ends=2) as server:
         pid = other(server)
