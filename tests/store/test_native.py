@@ -15,7 +15,7 @@ from store.witness_store import LAYOUT, V41_LAYOUT, Chain, Clocks, open_store, w
 
 from deepinfer.runtime.store import Flags, Layout, Status
 from deepinfer.runtime.store.catalog import Catalog
-from deepinfer.runtime.store.index import hints_of
+from deepinfer.runtime.store.index import TOUCHED, hints_of
 from deepinfer.runtime.store.layout import HEADER_BYTES
 from deepinfer.runtime.store.native import LIBRARY
 from deepinfer.runtime.store.native.build import build_store
@@ -220,8 +220,7 @@ def test_damage_lies_and_use_have_the_same_consequences(tmp_path: Path) -> None:
     ok, bad, miss = Status.OK, Status.DAMAGED, Status.MISS
     assert chain.fetch(store) == [ok, bad, miss, ok, ok, ok, ok, ok]
     assert store.metrics().damaged.value == 1 and store.index.get(chain.key(1)) is store.index.get(chain.key(2)) is None
-    used = store.index.get(chain.key(0))
-    assert used is not None and used["flags"] & 0x80, "the use was not noted"
+    assert wait_for(lambda: bool(store.index.leading([chain.key(0)])["flags"][0] & TOUCHED)), "the use was not noted"
     first.path.unlink()
     store.catalog._shut(first)
     assert chain.fetch(store, 0, 1) == [miss] and chain.fetch(store, 4, 8) == [ok] * 4
