@@ -131,7 +131,7 @@ def main(bundle: str, out: str, seconds: str = "120", golden: str = "") -> None:
 
     try:
         for kind, k in found["kernels"].items():
-            attempt("variants", kind, lambda k=k: equal_variants(driver, found["blob"], k, Shape(7, 6000)))
+            attempt("variants", kind, lambda k=k: equal_variants(driver, found["blob"], k, Shape(7, 20000)))
         for kind, cases in CASES.items():
             for shape, bar in cases if kind in found["kernels"] else []:
                 attempt("times", f"{kind} {shape.rows}", lambda a=(kind, found["kernels"][kind], shape, bar): timed(
