@@ -63,6 +63,19 @@ def test_words_of_codes_meet_the_inputs_that_were_spread_for_them(k: int) -> Non
     assert np.array_equal(out.reshape(k, 72).astype(np.float64), want.T)
 
 
+def test_blocks_of_128_meet_inputs_in_f32() -> None:
+    operands = (Operand("param", "-", (128, 256), "mxfp8(128,128)"), Operand("value", "T", (256,), "f32"),
+                Operand("value", "T", (128,), "f32", True))
+    attrs = (("results", ((128,),)), ("weights", ((0, 1),)), ("x", 1))
+    spec = KernelSpec("gemm", "T", operands, attrs, store_acc((128,), 2), title="test")
+    data = np.full((128, 256), 0x38, np.uint8)  # 1.0
+    scale = np.array([[127, 129]], np.uint8)
+    x = RNG.standard_normal((3, 256)).astype(np.float32)
+    out = run(spec, rows_step(3), [Param(data, scale), x, None])[2]
+    want = x[:, :128].sum(1, dtype=np.float64) + 4 * x[:, 128:].sum(1, dtype=np.float64)
+    assert np.abs(out - want[:, None]).max() < 1e-4
+
+
 def test_a_scale_that_is_no_number_makes_its_results_none_and_no_others() -> None:
     p, _ = codes(64, 64, "mxfp8(32,32)")
     x = held(RNG.uniform(0.5, 1, (3, 64)).astype(np.float32), "bf16")

@@ -173,7 +173,7 @@ def depth(k: int, weights: Sequence[Weight], kinds: Kinds, most: int = 64) -> in
     """Elements of K that a step of the loop takes: whole blocks of scales, and no less than 64 for the sake of more.
     Where a step makes several products, one for all schedules: sums would depend on it."""
     if not kinds.exact:
-        return 32 if k >= 32 else 16
+        return max([32 if k >= 32 else 16, *(w.block[1] for w in weights)])
     least = max([16, *(w.block[1] for w in weights)])
     usual = max(least, min(64, 1 << (k - 1).bit_length()))
     while usual < most and not kinds.thirds and k % (2 * usual) == 0:
