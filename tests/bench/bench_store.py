@@ -121,8 +121,8 @@ def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str
             def write(store: Store = store) -> None:
                 tickets = [store.publish(keys[i].tobytes(), ROOT, i, ids[i * 128 : i * 128 + 128],
                                          [payload[i % 4096 : i % 4096 + V41.payload_bytes]]) for i in range(count)]
-                while not all(t.done for t in tickets):
-                    time.sleep(0.001)
+                for ticket in tickets:
+                    ticket.wait(time.monotonic() + 60)
                 assert all(t.statuses[0] is Status.OK for t in tickets)
 
             def read(store: Store = store) -> None:
