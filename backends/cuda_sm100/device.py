@@ -242,19 +242,6 @@ def di_rank(score, i):
 
 
 @triton.jit
-def di_order(score):
-    """Ordered 32 bits of scores, the least one for what is never chosen: -inf and NaN."""
-    u = (score + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(score > float("-inf"), tl.where(u < 0, u ^ 0x7FFFFFFF, u), -0x80000000).to(tl.int32)
-
-
-@triton.jit
-def di_whole(order, i):
-    """The key of di_rank, of the order of a score."""
-    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - i.to(tl.int64))
-
-
-@triton.jit
 def di_ranked(key):
     """Index of a key, -1 for the least one."""
     return tl.where(key == -0x7FFFFFFFFFFFFFFF, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)

@@ -1,8 +1,9 @@
 """Index scores of cache entries and the top-k selections made of them.
 
 Scores are kept in the scratch: for few rows by programs that share the entries of a row, then one program a row
-selects; for many rows one program does both, row by row. A selection finds the least rank that is taken, two bits at a
-time, by counting; then it collects and sorts what is taken. Its time grows with the entries, its registers do not.
+selects; for many rows one program does both, row by row. A selection finds the digits of the least rank that is taken,
+eight bits at a time, by histograms; then it collects and sorts what is taken. Its time grows with the entries, its
+registers do not.
 """
 
 from __future__ import annotations
@@ -71,12 +72,10 @@ def _selection(signature: Signature, n: int, s: dict[str, Any], rounds: bool) ->
         op = signature.operand(i)
         return f"{base} + ({signature.row_of(op.rows)}) * {op.size}"
 
-    low = 16 if rounds else 0  # bits of a score that are nothing but its sign
+    digits = [56, 48] if rounds else [56, 48, 40, 32]  # of the score; of equal ones the first come first
     out = {"n": n, "k": s["k"], "kept": power_of_two(s["k"]), "block": s["block"],
            "out": place(s["out"], signature.value(s["out"])), "given": "", "pinned": "", "listed": "",
-           "count": 0, "within": s["within_block"], "scores": -1, "low": low, "kind": "tl.int32",
-           "least": -1 << (31 - low), "nothing": -1 << (31 - low), "digits": list(range(30 - low, -1, -2)),
-           "whole": f"di_whole(key << {low}, u)"}
+           "count": 0, "within": s["within_block"], "digits": digits, "scores": -1}
     if s["block"] and s["block"] != power_of_two(s["block"]):
         raise InternalError(f"blocks of entries have a power of two, not {s['block']}")
     if s["pin"] >= 0:
@@ -84,7 +83,5 @@ def _selection(signature: Signature, n: int, s: dict[str, Any], rounds: bool) ->
     if s["within"] >= 0:
         out["listed"] = place(s["within"], signature.value(s["within"]))
         out["count"] = signature.operand(s["within"]).size
-        # Blocks are listed best first: equal scores are told by entry.
-        out |= {"digits": list(range(62, -1, -2)), "least": -1 << 63, "kind": "tl.int64",
-                "nothing": "-0x7FFFFFFFFFFFFFFF", "whole": "key"}
+        out["digits"] = list(range(56, -1, -8))  # blocks are listed best first: equal scores are told by entry
     return out
