@@ -224,18 +224,22 @@ class TierLink:
 
     # ---- payload ----------------------------------------------------------------------------------------------------
     def _buffers(self, block: int) -> list[NDArray[np.uint8]]:
-        """Where a fetch writes: the block itself, or memory of its own for a section that joins several states."""
-        return [self._state(g[0].name, block) if len(g) == 1 else np.zeros(sum(s.unit_bytes for s in g), np.uint8)
-                for g in self._groups]
+        """Where a fetch writes: the block itself, or memory of its own for a section that joins several states or lies
+        on a device."""
+        return [self._state(g[0].name, block) if self._in_place(g, block) else
+                np.zeros(sum(s.unit_bytes for s in g), np.uint8) for g in self._groups]
+
+    def _in_place(self, group: list[StatePlan], block: int) -> bool:
+        return len(group) == 1 and isinstance(self._state(group[0].name, block), np.ndarray)
 
     def _unpack(self, block: int, parts: list[NDArray[np.uint8]]) -> None:
         for group, part in zip(self._groups, parts, strict=True):
-            if len(group) > 1:
+            if not self._in_place(group, block):
                 for s, piece in zip(group, _split(group, part), strict=True):
                     self._state(s.name, block)[:] = piece
 
     def _packed(self, block: int) -> list[Any]:
-        return [self._state(g[0].name, block) if len(g) == 1 else
+        return [np.asarray(self._state(g[0].name, block)) if len(g) == 1 else
                 np.concatenate([self._state(s.name, block) for s in g]) for g in self._groups]
 
 

@@ -16,7 +16,7 @@ from cuda import fake
 from cuda.stub_binaries import stub_engine
 from golden.cases import load_case
 
-from deepinfer import LLM
+from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cuda_sm100.driver import blocks_of, variant_for
 from deepinfer.codegen.compile import Compiled
 from deepinfer.dsl import EngineOptions
@@ -216,3 +216,21 @@ def test_a_device_that_fails_in_a_step_is_one_sentence(llm: LLM, function: str, 
 def test_a_refused_binary_names_its_kernel(quantised: Compiled) -> None:
     with fake.failing("cuModuleLoadData", 200), pytest.raises(ToolchainError, match="while loading the kernel di_"):
         started(quantised)
+
+
+def test_blocks_of_a_device_go_to_a_store_and_come_back(quantised: Compiled, tmp_path: Path) -> None:
+    """Kernels that do nothing leave what was written into a block before."""
+    prompt, marks = load_case(CASE).ids[:300], {}
+    for turn in range(2):
+        with LLM(quantised.folder, checkpoint_of(CASE), progress=False, num_speculative_tokens=0, schedule_drafts=False,
+                 prefix_store=tmp_path / "store") as llm:
+            states = [s for s in llm.plan.states if s.kind == "paged"]
+            if not turn:
+                for s in states:
+                    for block in range(llm.core.memory.blocks.size):
+                        llm.core.engine.state(s.name, block)[:] = (block + 3) % 250
+            params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+            assert len(llm.generate([prompt], params, progress=False)[0].outputs[0].token_ids) == 2
+            marks[turn] = {(s.name, int(v)) for s in states for b in range(llm.core.memory.blocks.size)
+                           for v in np.unique(np.array(llm.core.engine.state(s.name, b))) if v}
+    assert marks[1] and marks[1] <= marks[0]
