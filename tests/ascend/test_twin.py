@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from deepinfer.backends.ascend950.twin.build import LIBRARY, build_twin
@@ -108,3 +109,49 @@ def test_a_mistake_between_pipes_and_cores_is_named(old: str, new: str, said: st
     assert old in PRODUCT
     with pytest.raises(TwinError, match=said):
         multiplied(PRODUCT.replace(old, new, 1))
+
+
+CAST = """#include "di_asc.h"
+#define UB(T, at) ((__ubuf__ T*)(uintptr_t)(at))
+__simd_vf__ inline void cast(__ubuf__ float* x, __ubuf__ float* y, __ubuf__ uint32_t* codes) {
+    const vector_bool m = asc_create_mask_b32(PAT_ALL);
+    vector_float v, w;
+    vector_fp8_e4m3fn_t c;
+    asc_loadalign(v, x);
+    asc_float2e4m3_rn_sat(c, v, m);
+    asc_e4m32float(w, c, m);
+    asc_storealign(codes, di_as<vector_uint32_t>(c), m);
+    asc_storealign(y, w, m);
+}
+extern "C" __global__ __vector__ void cast_all(__gm__ float* x, __gm__ float* y, __gm__ uint32_t* codes, int32_t n) {
+    asc_init();
+    for (int32_t i = 0; i < n; i += 64) {
+        asc_lock(PIPE_MTE2, 0);
+        asc_copy_gm2ub_align(UB(float, 0), x + i, 1, 256, 0, 0, false, 0, 0, 0);
+        asc_unlock(PIPE_MTE2, 0);
+        asc_lock(PIPE_V, 0);
+        asc_vf_call<cast>(UB(float, 0), UB(float, 256), UB(uint32_t, 512));
+        asc_unlock(PIPE_V, 0);
+        asc_lock(PIPE_MTE3, 0);
+        asc_copy_ub2gm_align(y + i, UB(float, 256), 1, 256, 0, 0, 0);
+        asc_copy_ub2gm_align(codes + i, UB(uint32_t, 512), 1, 256, 0, 0, 0);
+        asc_unlock(PIPE_MTE3, 0);
+    }
+    asc_sync_pipe(PIPE_ALL);
+}
+"""
+
+
+def test_casts_to_e4m3_are_those_of_torch() -> None:
+    """Every code, what lies between two, zeros of both signs, what is too small and what is too large."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    held = codes[codes.isfinite()].sort().values
+    between = (held[1:] + held[:-1]) / 2
+    x = torch.cat((held, between, between * 1.0001, torch.tensor([0.0, -0.0, 1e-12, -1e-12, 500.0, -1e9])))
+    x = torch.nn.functional.pad(x, (0, -len(x) % 64)).numpy()
+    y, found = np.empty_like(x), np.empty(len(x), np.uint32)
+    values = [("*f32", x), ("*f32", y), ("*u8", found), ("i32", len(x))]
+    twin_of(CAST, "cast_all", "vector").launch("cast_all", 1, values)
+    want = torch.from_numpy(x).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert np.array_equal(found, want.view(torch.uint8).numpy())
+    assert np.array_equal(y, want.float().numpy())

@@ -48,6 +48,7 @@ inline uint8_t to_e4m3(float f) {
     if (f != f) return (uint8_t)(sign | 127);
     const float a = std::fabs(f);
     if (a >= 448.0f) return (uint8_t)(sign | 126);
+    if (a == 0.0f) return sign;
     int e = 0;
     std::frexp(a, &e);
     const int unit = (e - 1 < -6 ? -6 : e - 1) - 3;  // exponent of the last place
