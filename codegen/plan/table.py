@@ -213,7 +213,8 @@ class _EntryBuilder:
                        tuple(n.id for n in r.nodes))
         self.table.launches.append(first)
         if source.exchange_bytes:
-            self.table.launches.append(replace(first, rows_per_item=1, items_per_tile=1, nodes=(), stage=1))
+            why = "second stage: the rest of a row when all its items are done"
+            self.table.launches.append(replace(first, rows_per_item=1, items_per_tile=1, why=why, stage=1))
 
 
 def build_table(graphs: Mapping[str, Graph], regions: Mapping[str, list[Region]], params: Mapping[str, ParamDecl],
