@@ -18,7 +18,7 @@ from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights, open_checkpo
 from deepinfer.runtime.checkpoint.bind import bar, bind_weights, require_same_config, require_tensors
 from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.checkpoint.room import Need, require_device_memory
-from deepinfer.runtime.native.build import runner_abi
+from deepinfer.runtime.native.build import HOST, runner_abi
 from deepinfer.runtime.native_engine import Device, Memory, NativeEngine, Runner, default_threads
 from deepinfer.runtime.plan import EnginePlan
 
@@ -50,13 +50,16 @@ class EnginePackage:
 
     def memory(self, slots: int, blocks: int, threads: int | None = None) -> Memory:
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""
-        return self._sizes(slots, blocks, threads)[0]
+        return self._runner().memory(slots, blocks, threads or self.usual_threads)
 
-    def _sizes(self, slots: int, blocks: int, threads: int | None) -> tuple[Memory, Device | None]:
-        """The same, and the device that has to have them beside the weights; None: this host."""
+    def _runner(self) -> Runner:
         if self._asked is None:
             self._asked = Runner(self.lib)
-        return self._asked.memory(slots, blocks, threads or self.usual_threads), self._asked.device()
+        return self._asked
+
+    def _device(self) -> Device | None:
+        """The device that has to hold the engine; None: this host."""
+        return None if backend_of(self.manifest["target"]).runner == HOST else self._runner().device()
 
     def checkpoint(self, asked: str | Path | None = None, *, revision: str | None = None) -> Checkpoint:
         """The checkpoint to run with: the one asked for, else the weights packed with the engine, else the hub id that
@@ -102,7 +105,7 @@ class EnginePackage:
             events.warn("reduced_depth", engine=self.path.name, layers=self.manifest["options"]["layers"],
                         answers="of the first layers alone, without sense")
         sizes = self.footprint.sizes
-        memory, device = self._sizes(slots, blocks, threads)
+        memory, device = self.memory(slots, blocks, threads), self._device()
         self._asked = None
         if device is None:
             need = Need(sizes.weight_bytes, sizes.table_bytes, memory.total)
