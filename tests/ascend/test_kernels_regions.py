@@ -18,6 +18,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec, TileProgram
 from deepinfer.errors import PlanError
 
 CLOSE = 1e-5  # as for the kernels of the CPU: f32 sums in another order
+STEP = 2.0**-8  # of bf16: where values are rounded, such a sum may fall on the other side of a boundary
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,24 @@ def kernels(scene: Scene) -> tuple[RegionRunner, list[Kernel]]:
     return runner, list({k.spec.digest(): k for k in found}.values())
 
 
-def check(runner: RegionRunner, found: list[Kernel]) -> None:
+def check(runner: RegionRunner, found: list[Kernel], profile: str) -> None:
+    """``wide``: nothing is rounded between kernels, so every output is close."""
     prepare([k.spec for k in found])
     for k in found:
         done = runner.check(k)
-        assert done.errors and all(e <= CLOSE for e in done.errors.values()), (k.spec.symbol, done)
+        allowed = {what: STEP if profile == "bf16" and what.endswith(" bf16") else CLOSE for what in done.errors}
+        assert done.errors and all(e <= allowed[what] for what, e in done.errors.items()), (k.spec.symbol, done)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_every_kernel_equals_the_interpreter_on_its_region(scene: Scene) -> None:
-    check(*kernels(scene))
+    check(*kernels(scene), scene.profile)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LONG, ids=str)
 def test_every_kernel_of_more_models_equals_the_interpreter(scene: Scene) -> None:
-    check(*kernels(scene))
+    check(*kernels(scene), scene.profile)
 
 
 @pytest.fixture
@@ -101,4 +104,4 @@ def test_a_row_in_pieces_equals_the_interpreter(in_pieces: None, monkeypatch: py
     runner, found = kernels(SCENES[0])
     widest = [k for k in found if k.spec.family == "rowwise"]
     widest.sort(key=lambda k: -sum(len(p.ops) for _, p in k.spec.slots))
-    check(runner, widest[:4])
+    check(runner, widest[:4], SCENES[0].profile)
