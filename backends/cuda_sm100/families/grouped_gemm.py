@@ -22,7 +22,7 @@ from deepinfer.errors import InternalError
 
 # Few and many pairs of an expert: picks that the grouping looks at in one step, inputs that a program spreads in one,
 # warps, and programs besides those of the experts, which spread inputs.
-_SHARED = 8  # as many experts a pair: no two pairs are expected to pick the same
+_SHARED = 32  # as many experts a pair: no two pairs are expected to pick the same
 _FEW, _MANY = (1024, 512, 4, 0), (4096, 2048, 8, 1024)
 
 
