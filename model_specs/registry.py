@@ -20,7 +20,8 @@ def specs() -> Iterator[ModuleType]:
 
     A spec is a module with ``ARCHITECTURE`` and ``MODEL_TYPES`` (what ``architectures`` and ``model_type`` of its
     configs hold), ``HUB_IDS`` (checkpoints, the default first), ``IGNORED_KEYS`` (config key -> why it is not
-    read) and ``build(config, options, headers=None) -> Model``.
+    read) and ``build(config, options, headers=None) -> Model``. With ``first_layers(config, layers)``, which gives the
+    config of its first layers, it serves ``--layers``.
     """
     return (load_spec(name) for name in SPECS)
 
