@@ -304,6 +304,8 @@ def _pinned(p: Printer, o: TileOp, found: Block, index: Index) -> Block:
     for n, ix in enumerate(index):
         at = at + ix * product(o.dims[n + 1:])
     has = f"({p.signature.pin(pin, 'given')} != 0)"  # no block: the place of a row of one entry is none either
+    if p.spans_of(at):
+        has = f"(tl.zeros({p.axes.ones()}, tl.int32) + {has[1:]}"
     given = p.read(p.pointer(pin), at, "*i32", True, (has,))
     return p.let(f"tl.where({has}, {given.text}, {found.text})", found.spans | given.spans)
 
