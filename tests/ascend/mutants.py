@@ -72,7 +72,7 @@ def mutants(text: str) -> Iterator[Mutant]:
         if call[1] in _LENGTH:
             arguments = _split(call[2])
             at = _LENGTH[call[1]]
-            short = [*arguments[:at], f"({arguments[at]} + 1) / 2", *arguments[at + 1:]]
+            short = [*arguments[:at], f"({arguments[at]}) / 2", *arguments[at + 1:]]
             yield Mutant("shrink", i + 1, f"{call[1]}: {arguments[at]}",
                          changed({i: x[: call.start(2)] + ", ".join(short) + x[call.end(2):]}))
         places = list(_PLACE.finditer(x))
