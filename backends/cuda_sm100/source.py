@@ -61,10 +61,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Variant:
-    """``rows``: most rows it is for, 0 for any number."""
+    """``rows``: most rows it is for, 0 for any number. ``otherwise``: what takes its place where a stage of it spills
+    whatever is tried; it gives the same bits."""
 
     rows: int
     stages: tuple[Stage, ...]
+    otherwise: Variant | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from deepinfer.backends.base import ALL, Binary, Source
 from deepinfer.backends.cuda_sm100.families import commit
-from deepinfer.backends.cuda_sm100.source import CudaSource, Stage
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant
 from deepinfer.backends.cuda_sm100.target import ARCHS, Arch
 from deepinfer.codegen.cache import Cache, Entry, file_digest
 from deepinfer.errors import InternalError, ToolchainError
@@ -32,6 +32,7 @@ FORMAT = 1
 _ALIGNMENT = 256
 _HERE = Path(__file__).resolve().parent
 _TEXTS = ("device.py", "expand.py", "worker.py")  # what a binary is made from besides its own text
+Made = tuple[tuple[Stage, ...], list[Entry]]  # the stages that were taken, compiled
 _SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
 
 
@@ -99,8 +100,21 @@ class Toolchain:
             w.close()
         self._folder.cleanup()
 
+    def variant(self, source: CudaSource, variant: Variant) -> Made:
+        """Its stages compiled, or those of what takes its place where one of them spills."""
+        if variant.otherwise is not None:
+            made = [self._best(source, s) for s in variant.stages]
+            if any(s.hot and _about(e)["spills"] for s, e in zip(variant.stages, made, strict=True)):
+                return self.variant(source, variant.otherwise)
+        return variant.stages, [self.stage(source, s) for s in variant.stages]
+
     def stage(self, source: CudaSource, stage: Stage) -> Entry:
         """``kernel.cubin`` and ``kernel.json`` of a stage that kept the promises of its skeleton."""
+        made = self._best(source, stage)
+        self._check(stage, _about(made))
+        return made
+
+    def _best(self, source: CudaSource, stage: Stage) -> Entry:
         request = {"target": self.arch.target, "symbol": source.symbol, "text": source.text,
                    "function": stage.function, "parameters": [p.as_json() for p in source.parameters],
                    "constants": [list(c) for c in stage.constants], "warps": stage.warps, "pipeline": stage.pipeline}
@@ -111,7 +125,6 @@ class Toolchain:
                 if result["spills"]:
                     other = self._compiled(_changed(request, change))
                     result = min(result, other, key=lambda r: int(r["spills"]))
-            self._check(stage, result)
             (folder / "kernel.cubin").write_bytes(base64.b64decode(result.pop("cubin")))
             (folder / "kernel.json").write_text(json.dumps(result, sort_keys=True), encoding="utf-8")
 
@@ -158,8 +171,8 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
         raise InternalError("a source of another backend")
     kernels.append(commit.source())
     with Toolchain(ARCHS[target], jobs, cache) as tools, ThreadPoolExecutor(max(1, jobs)) as pool:
-        def whole(source: CudaSource) -> list[list[Entry]]:
-            made = [[tools.stage(source, stage) for stage in v.stages] for v in source.variants]
+        def whole(source: CudaSource) -> list[Made]:
+            made = [tools.variant(source, v) for v in source.variants]
             if progress is not None and source.symbol != commit.SYMBOL:
                 progress(source.symbol)
             return made
@@ -167,21 +180,21 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
         queue = sorted(kernels, key=lambda s: (-len(s.text), s.symbol))
         entries = dict(zip((s.symbol for s in queue), pool.map(whole, queue), strict=True))
         packed = _pack(tools, kernels, entries)
-    stages = [e for variants in entries.values() for stages in variants for e in stages]
+    stages = [e for variants in entries.values() for _, made in variants for e in made]
     hits = sum(e.hit for e in stages) + packed.hit
     return Binary({CUBINS: packed.files[CUBINS], TABLE: packed.files[TABLE]}, {"triton": triton_version()}, hits,
                   len(stages) + 1 - hits, isa, (ARCHS[target].suffix,))
 
 
-def _pack(tools: Toolchain, kernels: Sequence[CudaSource], entries: dict[str, list[list[Entry]]]) -> Entry:
+def _pack(tools: Toolchain, kernels: Sequence[CudaSource], entries: dict[str, list[Made]]) -> Entry:
     """One file of all distinct cubins, and the table of kernels."""
     blob, places = bytearray(), dict[str, tuple[int, int]]()
     table: dict[str, Any] = {}
     for source in sorted(kernels, key=lambda s: s.symbol):
         variants = []
-        for v, stages in zip(source.variants, entries[source.symbol], strict=True):
+        for v, (stages, made) in zip(source.variants, entries[source.symbol], strict=True):
             variants.append({"rows": v.rows, "stages": [
-                {"grid": s.grid.as_json(), **placed(e, blob, places)} for s, e in zip(v.stages, stages, strict=True)]})
+                {"grid": s.grid.as_json(), **placed(e, blob, places)} for s, e in zip(stages, made, strict=True)]})
         table[source.symbol] = {
             "family": source.family, "parameters": [p.as_json() for p in source.parameters],
             "scratch": source.scratch_json(), "variants": variants, "schedule": source.schedule}
@@ -206,5 +219,9 @@ def placed(entry: Entry, blob: bytearray, places: dict[str, tuple[int, int]]) ->
         places[digest] = len(blob), len(cubin)
         blob += cubin
     offset, size = places[digest]
-    about = json.loads(entry.files["kernel.json"].read_text(encoding="utf-8"))
-    return {"offset": offset, "bytes": size, "sha256": digest, **about}
+    return {"offset": offset, "bytes": size, "sha256": digest, **_about(entry)}
+
+
+def _about(entry: Entry) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(entry.files["kernel.json"].read_text(encoding="utf-8"))
+    return about

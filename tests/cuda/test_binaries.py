@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cpu.harness import Writer
@@ -88,6 +89,29 @@ def test_a_product_that_falls_back_to_plain_tensor_cores_is_refused(tmp_path: Pa
     with Toolchain(ARCHS["sm90"], 1, Cache(tmp_path)) as tools, pytest.raises(
             ToolchainError, match=r"does not use the tensor cores.*found 0 of HGMMA/QGMMA, \d+ of HMMA"):
         tools.stage(source, stage)
+
+
+def test_a_variant_that_spills_gives_its_place_to_the_next_and_the_last_is_refused(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def compiled(tools: Toolchain, request: dict[str, Any]) -> dict[str, Any]:
+        keys = dict(request["constants"]).get("KEYS", 0)
+        asked.append(keys)
+        return {"cubin": "", "spills": 8 * (keys in spilling), "matrix": 1, "fallback": 0}
+
+    monkeypatch.setattr(Toolchain, "_compiled", compiled)
+    source = source_of(SPECS["attend"])
+    wide = next(v for v in source.variants if v.otherwise is not None)
+    for spilling in ((64,), (32, 64)):
+        with Toolchain(ARCHS["sm100"], 1, Cache(tmp_path / str(len(spilling)))) as tools:
+            if len(spilling) == 1:
+                stages, made = tools.variant(source, wide)
+                assert stages == wide.otherwise.stages and len(made) == len(stages)
+                assert 64 in asked
+            else:
+                with pytest.raises(ToolchainError, match="keeps registers in memory; found 8 bytes"):
+                    tools.variant(source, wide)
 
 
 def test_a_kernel_that_does_not_compile_is_one_sentence_that_names_it(tmp_path: Path) -> None:

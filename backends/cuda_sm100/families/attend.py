@@ -182,17 +182,21 @@ class _Plan:
             return [Variant(0, (stage,))]
         out = []
         for rows, keys, features in SHARED:
-            tiles, f = self.columns // keys, min(features, self.d)
-            scores = Stage(f"{self.symbol}_scores", Grid(times=self.groups * tiles), 8 if keys > 32 else 4,
-                           (("H", self.h), ("D", self.d), ("KEYS", keys)), 2, True, matrix)
-            values = Stage(f"{self.symbol}_values", Grid(times=self.groups * (self.d // f)), 8 if f > 64 else 4,
-                           (("H", self.h), ("F", f), ("KEYS", KEYS), ("TILES", tiles)), 2, True, matrix,
-                           ((("pipeline", 1),),))
-            out.append(Variant(rows, (scores, values)))
+            smaller = None if keys == KEYS else Variant(rows, self._shared(KEYS, features, matrix))
+            out.append(Variant(rows, self._shared(keys, features, matrix), smaller))
         whole = Stage(self.symbol, Grid(fixed=_PERSISTENT * self.groups), 8 if wide else 4,
                       (("H", self.h), ("D", self.d), ("F", min(self.d, 256)), ("KEYS", KEYS)), 2, True, matrix,
                       tuple((("F", f), ("pipeline", p)) for f in (128, 64) for p in (2, 1) if f < self.d))
         return [*out, Variant(0, (whole,))]
+
+    def _shared(self, keys: int, features: int, matrix: bool) -> tuple[Stage, Stage]:
+        """Scores by programs that share keys, values by programs that share features."""
+        tiles, f, one = self.columns // keys, min(features, self.d), ((("pipeline", 1),),)
+        scores = Stage(f"{self.symbol}_scores", Grid(times=self.groups * tiles), 8 if keys > 32 else 4,
+                       (("H", self.h), ("D", self.d), ("KEYS", keys)), 2, True, matrix, one)
+        values = Stage(f"{self.symbol}_values", Grid(times=self.groups * (self.d // f)), 8 if f > 64 else 4,
+                       (("H", self.h), ("F", f), ("KEYS", KEYS), ("TILES", tiles)), 2, True, matrix, one)
+        return scores, values
 
 
 def _epilogue(spec: KernelSpec, signature: Signature, heads: int, vd: int) -> list[str]:
