@@ -15,11 +15,12 @@ OPEN = Pattern("<", Marker.DSML)
 CLOSE = Pattern("</", Marker.DSML)
 _BLOCK_TAGS = ("tool_calls", "toolcalls", "calls")
 _TAG_NAMES = (*_BLOCK_TAGS, "invoke", "parameter")
-_LONGEST_TAG = 2 + max(map(len, _TAG_NAMES))
+# white space between the tag token and the name of a tag
+_LONGEST_INDENT = 8
 # a tag that is still open after so many characters is none
 _LONGEST_ATTRIBUTES = 4096
-_TAG = re.compile(r"\s*(\w+)((?:[^<>\"']|\"[^\"<\n]*\"|'[^'<\n]*')*)>")
-_TAG_NAME = re.compile(r"\s*(\w+)")
+_TAG = re.compile(rf"\s{{0,{_LONGEST_INDENT}}}(\w+)((?:[^<>\"']|\"[^\"<\n]*\"|'[^'<\n]*')*)>")
+_TAG_NAME = re.compile(rf"\s{{0,{_LONGEST_INDENT}}}(\w+)")
 _ATTRIBUTE = re.compile(r"(\w+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))")
 
 
@@ -28,9 +29,9 @@ def _tag_after(text: str, names: Sequence[str], *, final: bool) -> bool | None:
     found = _TAG_NAME.match(text)
     if found is not None and (found.end() < len(text) or final):
         return found.group(1) in names
-    if final or len(text) >= _LONGEST_TAG:
-        return False
     begun = text.lstrip()
+    if final or len(text) - len(begun) > _LONGEST_INDENT:
+        return False
     return None if any(name.startswith(begun) for name in names) else False
 
 
@@ -145,9 +146,9 @@ class LenientCalls:
                 window.take(len(window.text) - held)
                 return
             _start, end, closing = place
-        tag = _TAG.match(window.text, end)
+        tag = _TAG.match(window.text, end, end + _LONGEST_ATTRIBUTES)
         if tag is None:
-            if self._next_marker_after(end) or len(window.text) - end > _LONGEST_ATTRIBUTES:
+            if self._next_marker_after(end) or len(window.text) - end >= _LONGEST_ATTRIBUTES:
                 self._at_opener = False
                 window.take(end)
             return
@@ -227,7 +228,7 @@ class LenientCalls:
                 yield from self._take_value(start)
                 yield from self._end_value()
                 return
-            self._note("marker in value", window.text[start : end + _LONGEST_TAG])
+            self._note("marker in value", self._parameter or "")
             search = end
 
     def _value_end(self, search: int) -> tuple[int, int, bool | None] | None:

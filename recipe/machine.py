@@ -171,9 +171,10 @@ class AnswerMachine:
             if self._trims and self._drop_newline():
                 continue
             found = self._earliest()
-            if found is None:
+            if found is None or self._undecided(found):
                 held = max((rule.pattern.held(self.window) for rule in self._rules), default=0)
-                held = max(held, self._undecided())
+                if found is not None:
+                    held = max(held, len(self.window.text) - self._first_begin())
                 yield from self._unmatched(self.window.take(len(self.window.text) - held))
                 return
             start, end, rule = found
@@ -227,21 +228,22 @@ class AnswerMachine:
     def _refused(self, pattern: Pattern, found: tuple[int, int]) -> bool:
         """Whether repair mode takes this occurrence for text."""
         if pattern is CALLS_OPEN and self._opener is not None:
-            return self._opener.opens(self.window.text[found[1] :]) is not True
+            return self._opener.opens(self.window.text[found[1] :]) is False
         if pattern is JSON_FENCE and self._lenient_json is not None:
             return self._lenient_json.inside_after(self.window.text[self.window.start : found[0]])
         return False
 
-    def _undecided(self) -> int:
-        """Characters from an opening marker on whose tag name is still to come."""
-        if self._opener is None or not any(rule.pattern is CALLS_OPEN for rule in self._rules):
-            return 0
-        found = CALLS_OPEN.find(self.window, len(self.window.text))
-        while found is not None:
-            if self._opener.opens(self.window.text[found[1] :]) is None:
-                return len(self.window.text) - found[0]
-            found = CALLS_OPEN.find(self.window, len(self.window.text), found[1])
-        return 0
+    def _undecided(self, found: tuple[int, int, Rule]) -> bool:
+        """Whether this is an opening marker whose tag name is still to come; what completes behind it has to wait."""
+        _start, end, rule = found
+        opener = self._opener if rule.pattern is CALLS_OPEN else None
+        return opener is not None and opener.opens(self.window.text[end:]) is None
+
+    def _first_begin(self) -> int:
+        """Where the first of all patterns that have completed begins."""
+        end = len(self.window.text)
+        found = [rule.pattern.find(self.window, end) for rule in self._rules]
+        return min((place[0] for place in found if place is not None), default=end)
 
     def _unmatched(self, text: str) -> Iterator[Signal]:
         """What text between patterns means in this stage; in the others it is skipped."""

@@ -25,6 +25,9 @@ FRAGMENTS = [
     f"<{DSML}",
     f"</{DSML}",
     f"<{DSML} calls>\n",
+    f"<{DSML} ca",
+    f"<{DSML}" + " " * 9,
+    "lls>\n",
     f"</{DSML} calls>",
     f"</{DSML}tool_calls>",
     f'<{DSML} invoke name="f">\n',
@@ -70,6 +73,14 @@ def pieces(text: str, cuts: list[int]) -> list[dict[str, Any]]:
     return [{"text": text[start:end]} for start, end in itertools.pairwise(places)]
 
 
+STOPS_IN_MARKERS = [
+    ["al"],
+    ["inv", "｜ ca"],
+    ["DSML"],
+    ["<"],
+    [f"{DSML} c", "calls>\n"],
+    [f"k\n\n<{DSML} ca", f"text <{DSML} c", "\n\n\n"],
+]
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"thinking": False},
@@ -79,6 +90,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"thinking": False, "response_format": {"type": "json_object"}, "stop": ["1"]},
     {"thinking": False, "tool_choice": "required"},
+    *({"thinking": False, "stop": stop} for stop in STOPS_IN_MARKERS),
+    {"thinking": False, "response_format": {"type": "json_object"}, "stop": STOPS_IN_MARKERS[0]},
 ]
 
 
@@ -96,6 +109,35 @@ def test_every_cut_gives_the_same_stream_and_body(
         assert processor.body() == at_once.body()
         assert merged(events, padded=False) == merged(whole, padded=False)
         assert processor.repairs == at_once.repairs
+
+
+CALL = f'<{DSML} calls>\n<{DSML} invoke name="f">\n</{DSML} invoke>\n</{DSML} calls>'
+
+
+@pytest.mark.parametrize("repair", [False, True], ids=["exact", "repair"])
+@pytest.mark.parametrize(
+    "text", [f"ok\n\n{CALL}", f"ok <{DSML} calls> x", f"text <{DSML} call me", f"<{DSML}" + " " * 9 + "calls>"]
+)
+@pytest.mark.parametrize("stop", STOPS_IN_MARKERS, ids=repr)
+def test_a_stop_text_inside_a_marker_gives_the_same_in_every_cut(
+    v41: RecipeTokenizer, stop: list[str], text: str, repair: bool
+) -> None:
+    asked = request(thinking=False, stop=stop)
+    at_once = replay(asked, [{"text": text}], "stop", None, repair=repair)[1]
+    for width in range(1, len(text)):
+        for first in range(width):
+            chunks = pieces(text, list(range(first, len(text), width)))
+            assert replay(asked, chunks, "stop", None, repair=repair)[1].body() == at_once.body()
+    ids = v41.encode_with_special(text)
+    for chunks in ([{"tokens": ids}], [{"tokens": [token]} for token in ids]):
+        assert replay(asked, chunks, "stop", v41, repair=repair)[1].body()["choices"] == at_once.body()["choices"]
+
+
+@pytest.mark.parametrize("repair", [False, True], ids=["exact", "repair"])
+def test_a_marker_that_opens_calls_goes_before_a_stop_text_inside_it(repair: bool) -> None:
+    chunks = [{"text": letter} for letter in f"ok\n\n{CALL}"]
+    choice = replay(request(thinking=False, stop=["al"]), chunks, "stop", None, repair=repair)[1].body()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "ok")
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
