@@ -20,6 +20,7 @@ from deepinfer.accelerator import backend_of, built_targets
 from deepinfer.backends.base import ALL, HOST, Backend, Binary
 from deepinfer.codegen.census import layer_kinds
 from deepinfer.codegen.lower import Plan, lower
+from deepinfer.codegen.origin import remember
 from deepinfer.codegen.package import EngineContents, check_out, load_engine, pack_weights, write_engine
 from deepinfer.codegen.plan.barriers import barriers, decode_rows
 from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
@@ -74,6 +75,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
         contents = EngineContents(plan=plan, binary=binary, checkpoint=checkpoint,
                                   roofs=backend.capabilities(target).roofs)
         folder, wheel_file = write_engine(contents, out, wheel=wheel)
+    remember(folder, model)
     done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, binary.cache_misses,
                     perf_counter() - start)
     print_result(show, done)

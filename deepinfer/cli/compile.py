@@ -156,4 +156,3 @@ def main(
         jobs=jobs,
         isa=isa,
     )
-    importlib.import_module("deepinfer.cli.origin").remember(out, model)

@@ -66,7 +66,7 @@ def _remembered(engine: Path) -> str | None:
 
     if os.environ.get(LOCAL_VARIABLE) or (engine / PACKED).is_dir():
         return None
-    known: str | None = importlib.import_module("deepinfer.cli.origin").checkpoint_of(engine)
+    known: str | None = importlib.import_module("deepinfer.codegen.origin").checkpoint_of(engine)
     if known is not None:
         click.echo(f"weights: {known}, which the engine was compiled from", err=True)
     return known

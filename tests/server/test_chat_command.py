@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from compiled import checkpoint_of, engine_of
 from server.scripted_engine import HELLO, REASONING, ScriptedPackage
 
-from deepinfer.cli import chat, origin
+from deepinfer.cli import chat
 from deepinfer.cli.subject import resolve_subject
+from deepinfer.codegen import origin
 from deepinfer.errors import RequestError
 from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.server.vocabulary import read_vocabulary
@@ -85,8 +86,8 @@ def test_a_prompt_that_is_too_long_is_one_sentence_and_changes_nothing(llm: LLM)
 
 
 def test_an_engine_finds_the_folder_that_it_was_compiled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "cache"))
     engine, folder = engine_of("v41_a_f32"), checkpoint_of("v41_a_f32")
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "cache"))
     limits = {"max_model_len": None, "max_num_seqs": None}
     assert resolve_subject(str(engine), None, limits).checkpoint is None
     origin.remember(engine, str(folder))

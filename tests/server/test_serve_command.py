@@ -23,6 +23,7 @@ from server.running import PATIENCE
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cli.serve import main
+from deepinfer.cli.subject import resolve_subject
 from deepinfer.codegen.package.manifest import read_manifest
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 from deepinfer.runtime.server.self_check import check_against_record, weights_identity
@@ -108,7 +109,8 @@ def test_a_model_that_cannot_be_compiled_ends_the_command_with_the_compilers_sen
 
 
 @pytest.mark.slow
-def test_a_model_is_compiled_while_probes_are_answered_and_served_then(tmp_path: Path) -> None:
+def test_a_model_is_compiled_while_probes_are_answered_and_served_then(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     env = {**os.environ, "DEEPINFER_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "deepinfer", "serve", str(checkpoint_of(CASE)), "--port", "0", "--max-model-len",
                "64", "--max-num-seqs", "2"]
@@ -122,7 +124,11 @@ def test_a_model_is_compiled_while_probes_are_answered_and_served_then(tmp_path:
         process.send_signal(signal.SIGINT)
         process.stderr.read()
         assert process.wait(PATIENCE) == 130
-    assert list((tmp_path / "engines").glob("engine_*/manifest.json"))
+    [manifest] = (tmp_path / "engines").glob("engine_*/manifest.json")
+    # the engine that was made finds its weights, as one of deepinfer-compile does
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path))
+    found = resolve_subject(str(manifest.parent), None, {"max_model_len": None, "max_num_seqs": None})
+    assert found.checkpoint == str(checkpoint_of(CASE).resolve())
 
 
 def printed(*arguments: str, **environment: str) -> dict[str, str]:
