@@ -140,9 +140,12 @@ def drawn(ids: NDArray[np.int64], z: NDArray[np.float64], key: int) -> int:
     return int(ids[np.argmax(z + gumbel(key, ids))])
 
 
+NOTHING_LEFT = "no token is left to choose from"
+
+
 def nothing_left(position: int) -> RequestError:
     """What is said when every token of a position is banned."""
-    return RequestError("no token is left to choose from", where=f"position {position}",
+    return RequestError(NOTHING_LEFT, where=f"position {position}",
                         next_step="loosen allowed_token_ids, bad_words, logit_bias or min_tokens")
 
 

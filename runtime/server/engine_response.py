@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deepinfer.recipe import Event
+from deepinfer.runtime.sampling import NOTHING_LEFT
 from deepinfer.runtime.server.answer import Answer
 from deepinfer.runtime.server.failures import HttpFailure, error_body, error_response, unavailable
 from deepinfer.runtime.server.ticket import EngineGone, SlowReader, Ticket, Tickets
@@ -28,15 +29,16 @@ class EngineResponse(Response):
     """The response to one generation request.
 
     Args:
+        narrowing: fields of the request that leave it fewer tokens to choose from: at fault when none is left.
         notes: the log line of the request; what became of the answer is added.
         keep_alive: seconds of silence after which a comment (stream) or an empty line (body) is sent.
         on_cut: called when the client went away or was too slow, with the word for it.
     """
 
-    def __init__(self, ticket: Ticket | Tickets, answer: Answer, *, stream: bool, path: str, request_id: str,
-                 notes: dict[str, Any], keep_alive: float, on_cut: Callable[[str], None]) -> None:
+    def __init__(self, ticket: Ticket | Tickets, answer: Answer, *, stream: bool, narrowing: Sequence[str], path: str,
+                 request_id: str, notes: dict[str, Any], keep_alive: float, on_cut: Callable[[str], None]) -> None:
         super().__init__()
-        self._ticket, self._answer, self._stream = ticket, answer, stream
+        self._ticket, self._answer, self._stream, self._narrowing = ticket, answer, stream, narrowing
         self._path, self._request_id, self._keep_alive, self._on_cut = path, request_id, keep_alive, on_cut
         self._notes = notes
         self._begun = self._started = False  # the status is sent; the answer's first events are made
@@ -107,7 +109,7 @@ class EngineResponse(Response):
             except EngineGone as gone:
                 raise unavailable(str(gone)) from None
             for update in taken:
-                failure = _failure_of(update)
+                failure = _failure_of(update, self._narrowing)
                 if failure is not None:
                     raise failure
             if taken:
@@ -132,9 +134,13 @@ class EngineResponse(Response):
         return f"data: {done}\n\n".encode() if done else b""
 
 
-def _failure_of(update: Update) -> HttpFailure | None:
+def _failure_of(update: Update, narrowing: Sequence[str]) -> HttpFailure | None:
     if update.finish == "refused":
         return HttpFailure(400, update.error or "The engine cannot serve this request.", code="invalid_request_error")
+    if update.finish == "error" and narrowing and NOTHING_LEFT in (update.error or ""):
+        verb = "contradict each other" if len(narrowing) > 1 else "cannot be met"
+        return HttpFailure(400, f"{' and '.join(narrowing)} {verb}: {NOTHING_LEFT}. Loosen or leave out one of them.",
+                           code="invalid_request_error", param=narrowing[0])
     if update.finish == "error":
         return HttpFailure(500, f"The answer failed: {update.error}.", code="server_error")
     if update.finish == "abort":

@@ -44,6 +44,9 @@ _UNBUILT: Mapping[str, str] = {
 }
 
 
+# what takes tokens away, and what a form of the answer is asked with
+_NARROWING = ("allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
+_FORMS = ("structured_outputs", "response_format", "text", "output_config", "tools")
 _USUALLY_ON = ("skip_special_tokens", "add_generation_prompt")  # so that true asks for nothing
 
 
@@ -158,6 +161,12 @@ def handling(root: Field, *, priorities: bool) -> Handling:
         raise HttpFailure(400, f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}; found {priority}.",
                           param="priority")
     return Handling(priority, root.flag_at("debug") or False)
+
+
+def narrowing(root: Field, sampling: Sampling) -> tuple[str, ...]:
+    """Fields of a request that leave it fewer tokens to choose from: two of them may contradict each other."""
+    forms = _FORMS if "structured_outputs" in sampling else ()
+    return tuple(name for name in (*_NARROWING, *forms) if root.value.get(name))
 
 
 def deadline(root: Field) -> Sampling:

@@ -30,6 +30,7 @@ from deepinfer.runtime.server.extensions import (
     deadline,
     handling,
     logit_bias,
+    narrowing,
     plain_sampling,
     refuse_unbuilt_features,
     refuse_unbuilt_fields,
@@ -56,12 +57,14 @@ _BODIES = {"chat": openapi.CHAT, "responses": openapi.RESPONSES, "messages": ope
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready for the engine. ``answer`` reads what comes back."""
+    """A request that is ready for the engine. ``answer`` reads what comes back; ``narrowing``: fields that leave it
+    fewer tokens to choose from."""
 
     prompts: list[Prompt]
     handling: Handling
     answer: Answer
     stream: bool
+    narrowing: tuple[str, ...]
 
 
 async def read_limited(request: Request, limit: int) -> bytes:
@@ -92,9 +95,9 @@ def generation_routes(service: Service) -> APIRouter:
         notes = request.state.notes
         notes.update(prompt_tokens=sum(len(p.ids) for p in ready.prompts), stream=ready.stream,
                      engine_request=ticket.key)
-        return EngineResponse(ticket, ready.answer, stream=ready.stream, path=request.url.path,
-                              request_id=request.state.request_id, notes=notes, keep_alive=service.settings.keep_alive,
-                              on_cut=service.metrics.cut)
+        return EngineResponse(ticket, ready.answer, stream=ready.stream, narrowing=ready.narrowing,
+                              path=request.url.path, request_id=request.state.request_id, notes=notes,
+                              keep_alive=service.settings.keep_alive, on_cut=service.metrics.cut)
 
     def conversation(api: str) -> Callable[[Request], Any]:
         async def route(request: Request) -> Response:
@@ -195,7 +198,8 @@ def _prepared(service: Service, root: Field, prompts: list[Prompt], answer: Answ
     options = root.optional("stream_options")
     if stream and options is not None and options.flag_at("continuous_usage_stats"):
         answer = CountedAnswer(answer, sum(len(p.ids) for p in prompts))
-    return Prepared(prompts, handling(root, priorities=service.settings.priorities), answer, stream)
+    return Prepared(prompts, handling(root, priorities=service.settings.priorities), answer, stream,
+                    narrowing(root, prompts[0].sampling))
 
 
 def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:

@@ -210,3 +210,29 @@ def test_a_form_that_is_being_compiled_stalls_nobody(checkpoint: Path, monkeypat
         loop.join(PATIENCE)
     assert finished[:2] == [(4, "length"), (5, "length")] and sorted(finished[2:]) == [(1, "stop"), (2, "refused")]
     context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_fields_that_contradict_each_other_are_a_400_that_names_them(server: Running, path: str) -> None:
+    asked = {"/v1/chat/completions": {"messages": ask("prose"), **CHAT_MODE}, "/v1/completions": {"prompt": "a"},
+             "/v1/responses": {"input": "a", "reasoning": {"effort": "none"}}}[path]
+    body = {"model": MODEL, **asked, "allowed_token_ids": [5], "structured_outputs": {"regex": "a+"}}
+    for stream in (False, True):
+        refused = server.post(path, {**body, "stream": stream})
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert "allowed_token_ids and structured_outputs contradict each other" in error["message"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "allowed_token_ids")
+
+
+def test_a_format_and_allowed_ids_that_part_later_end_the_stream_with_an_error_that_names_both(server: Running) -> None:
+    only = server.post("/tokenize", {"prompt": "{"}).json()["tokens"]
+    body = {"model": MODEL, "messages": ask("prose"), **CHAT_MODE, "allowed_token_ids": only,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": CHOICE}}}
+    named = "allowed_token_ids and response_format contradict each other"
+    refused = server.post("/v1/chat/completions", body)
+    assert refused.status_code == 400 and named in refused.json()["error"]["message"], refused.text
+    stream = server.post("/v1/chat/completions", {**body, "stream": True})
+    events = [line.removeprefix("data: ") for line in stream.text.splitlines() if line.startswith("data: ")]
+    assert stream.status_code == 200 and events[-1] == "[DONE]"
+    assert named in json.loads(events[-2])["error"]["message"]
