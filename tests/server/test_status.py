@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,29 @@ def test_a_body_over_the_limit_is_a_413_and_the_address_is_local(checkpoint: Pat
         small = server.post("/v1/chat/completions", {"model": "two", "messages": [
             {"role": "user", "content": "say:hello"}]})
         assert small.json()["choices"][0]["message"]["content"] == HELLO
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's own functions, with node")
+def test_the_page_draws_an_answer_at_any_moment_and_asks_for_a_key(server: Running) -> None:
+    script = re.findall(r"<script>(.*?)</script>", server.client.get("/").text, re.S)[0]
+    usage = {"completion_tokens": 3, "prompt_tokens": 8, "prompt_cache_hit_tokens": 4}
+    # what the browser has: elements that remember their text, one refused request, no storage
+    program = """
+    const nodes = {}, shown = [];
+    const node = () => ({append(x) { shown.push(x); }, replaceChildren() {}, value: "", classList: {toggle() {}}, style: {}});
+    globalThis.document = {getElementById: id => nodes[id] ||= node(),
+                           createElement() { const n = node(); return n; }, querySelectorAll: () => []};
+    globalThis.sessionStorage = {getItem: () => null, setItem() {}};
+    globalThis.fetch = async () => ({ok: false, status: 401});
+    """ + script + f"""
+    ;console.log(JSON.stringify(facts({{usage: {json.dumps(usage)}}})));
+    setTimeout(() => console.log(JSON.stringify(shown.map(x => x.textContent))), 50);
+    """
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told, hint = map(json.loads, done.stdout.splitlines())
+    assert told == ["3 tokens", "prompt 8, cached 4 (50 %)"]
+    assert "An API key is needed" in hint
 
 
 def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(server: Running) -> None:
