@@ -21,11 +21,13 @@ DEFAULT_LENGTH = 16  # what the API documents where max_tokens is missing
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A body of /v1/completions. ``prompt_text``: None for a prompt of ids without a tokenizer."""
+    """A body of /v1/completions. ``prompt_text``: None for a prompt of ids without a tokenizer; ``text_from_ids``: it
+    is what the client's ids spell, so that control tokens among them are part of it."""
 
     model: str
     ids: list[int]
     prompt_text: str | None
+    text_from_ids: bool
     sampling: Sampling
     echo: bool
     logprobs: int | None
@@ -89,8 +91,9 @@ def _read(root: Field, prompt: Field, vocabulary: Vocabulary, max_model_len: int
     stop = _stop(root)
     if stop and not vocabulary.has_text:
         raise HttpFailure(400, "stop needs a tokenizer, which this checkpoint lacks.", param="stop")
-    return CompletionRequest(model, ids, text, sampling, echo, logprobs, stop, root.flag_at("stream") or False,
-                             bool(options and options.flag_at("include_usage")), most == 0)
+    return CompletionRequest(model, ids, text, isinstance(prompt.value, list), sampling, echo, logprobs, stop,
+                             root.flag_at("stream") or False, bool(options and options.flag_at("include_usage")),
+                             most == 0)
 
 
 def _prompts(field: Field) -> list[Field]:
@@ -154,7 +157,7 @@ class CompletionAnswer:
         request, first = self._request, not self._tokens
         text, self._debug = "", update.debug
         if update.prompt_logprobs is not None:
-            self._logprobs.add(request.ids, update.prompt_logprobs)
+            self._logprobs.add(request.ids, update.prompt_logprobs, placed=not request.text_from_ids)
             text = self._prefix
         for place, token in enumerate(() if request.no_tokens else update.tokens):
             self._tokens += 1
@@ -231,14 +234,16 @@ class _Logprobs:
         self._values: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
+        self._decoder = StreamDecoder(tokenizer) if tokenizer is not None else None
         self._length = 0
 
-    def add(self, ids: list[int], found: list[Any]) -> None:
+    def add(self, ids: list[int], found: list[Any], *, placed: bool = False) -> None:
+        """``placed``: control tokens among ``ids`` were put there by the server and are no part of the text."""
         for token, logprob in zip(ids, found, strict=True):
-            text = self._text(token)
-            self.tokens.append(text)
+            self.tokens.append(self._text(token))
             self._offsets.append(self._length)
-            self._length += len(text)
+            if self._decoder is not None and not (placed and self._tokenizer and self._tokenizer.is_special(token)):
+                self._length += len(self._decoder.push(token))
             if isinstance(logprob, TokenLogprob):
                 self._values.append(logprob.value)
                 shown: dict[str, float] = {}

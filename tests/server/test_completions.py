@@ -55,6 +55,16 @@ def test_echo_with_logprobs_scores_the_prompt(openai_client: openai.OpenAI, serv
                                                                          if more.usage else 0)
 
 
+@pytest.mark.parametrize("prompt", ["a", "say:stops", "日本 🦀 x", ""])
+def test_offsets_are_places_in_the_text_also_behind_a_token_of_the_server(server: Running, prompt: str) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 3, "echo": True, "logprobs": 1, "ignore_eos": True}
+    choice = server.post("/v1/completions", body).json()["choices"][0]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert choice["text"].startswith(prompt) and offsets[:2] == [0, 0] and offsets == sorted(offsets)
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert "\ufffd" in token or choice["text"][offset:].startswith(token)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_is_cut_off(openai_client: openai.OpenAI, stream: bool) -> None:
     done: Any = openai_client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=50, stop=["ree fo"],

@@ -175,7 +175,7 @@ def test_the_page_draws_an_answer_at_any_moment_and_asks_for_a_key(server: Runni
     # what the browser has: elements that remember their text, one refused request, no storage
     program = """
     const nodes = {}, shown = [];
-    const node = () => ({append(x) { shown.push(x); }, replaceChildren() {}, value: "", classList: {toggle() {}}, style: {}});
+    const node = () => ({append(x) { shown.push(x); }, replaceChildren() {}, value: "", style: {}});
     globalThis.document = {getElementById: id => nodes[id] ||= node(),
                            createElement() { const n = node(); return n; }, querySelectorAll: () => []};
     globalThis.sessionStorage = {getItem: () => null, setItem() {}};
