@@ -85,10 +85,13 @@ def refuse_unbuilt_features(request: ConvertedRequest) -> None:
         raise _unsupported(image.path.lstrip("."), "images are not read, vision is not built; this engine reads text")
 
 
-def sampling_extensions(root: Field) -> Sampling:
-    """Sampling options under vLLM's names; their values are checked by SamplingParams."""
+def sampling_extensions(root: Field, *, top_k: bool = True) -> Sampling:
+    """Sampling options under vLLM's names; their values are checked by SamplingParams.
+
+    ``top_k``: whether it counts; the Messages API documents it as ignored.
+    """
     out: Sampling = {}
-    for name in ("top_k", "min_tokens"):
+    for name in ("top_k", "min_tokens") if top_k else ("min_tokens",):
         if (found := root.optional(name)) is not None:
             out[name] = _whole(found)
     for name in ("min_p", "repetition_penalty"):

@@ -97,8 +97,8 @@ COUNT_TOKENS = _object({
 }, "model", "messages")
 
 MESSAGES = _object({
-    **_EVERYWHERE, **_SAMPLING, **_STREAM, **COUNT_TOKENS["properties"], "max_tokens": _whole(1),
-    "stop_sequences": _STOPS,
+    **_EVERYWHERE, **_SAMPLING, **_STREAM, **{name: of for name, of in _BEYOND.items() if name != "top_k"},
+    **COUNT_TOKENS["properties"], "max_tokens": _whole(1), "stop_sequences": _STOPS,
 }, "model", "messages")
 
 COMPLETIONS = _object({

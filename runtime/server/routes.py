@@ -154,8 +154,7 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
     request = _converted(service, api, one if count > 1 else root, vocabulary)
     ids = vocabulary.prompt(request)
     sampling = plain_sampling(request, resolve_max_tokens(request, len(ids), service.max_model_len))
-    if api != "messages":  # whose API documents top_k as ignored
-        sampling |= sampling_extensions(root)
+    sampling |= sampling_extensions(root, top_k=api != "messages")
     form = form_of(request, vocabulary.tokenizer)
     asked = asked_form(root, reasoning_end(request, vocabulary.tokenizer))
     if form is not None and asked is not None:

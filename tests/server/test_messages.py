@@ -6,7 +6,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from server.running import MODEL
+from server.running import MODEL, Running
 from server.scripted_engine import HELLO, REASONING
 
 TOOL: Any = {"name": "get_weather", "description": "Weather of a city.",
@@ -95,3 +95,20 @@ def test_mistakes_are_errors_of_this_api(anthropic_client: anthropic.Anthropic) 
     with pytest.raises(anthropic.AuthenticationError) as refused:
         wrong.messages.create(model=MODEL, max_tokens=10, messages=ask("hello"))
     assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"min_p": 7}, "min_p"), ({"ignore_eos": "yes"}, "ignore_eos"), ({"min_tokens": -1}, "min_tokens"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"), ({"repetition_penalty": 0}, "repetition_penalty"),
+])
+def test_a_sampling_option_of_other_servers_is_checked(server: Running, fields: dict[str, Any], named: str) -> None:
+    refused = server.post("/v1/messages", {"model": MODEL, "max_tokens": 5, "messages": ask("stops"), **fields})
+    assert refused.status_code == 400 and named in refused.json()["error"]["message"], refused.text
+
+
+def test_sampling_options_of_other_servers_count_but_for_top_k_which_the_api_ignores(server: Running) -> None:
+    body = {"model": MODEL, "max_tokens": 40, "thinking": {"type": "disabled"}, "messages": ask("stops")}
+    plain, on = (server.post("/v1/messages", {**body, **more}).json() for more in ({}, {"ignore_eos": True}))
+    assert (plain["stop_reason"], on["stop_reason"], on["usage"]["output_tokens"]) == ("end_turn", "max_tokens", 40)
+    ignored = server.post("/v1/messages", {**body, "top_k": -7}).json()
+    assert ignored["content"] == plain["content"]
