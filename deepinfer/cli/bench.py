@@ -34,7 +34,8 @@ def main() -> None:
 
 
 @main.command("serve", cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Server of the OpenAI kind.")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True,
+              help="Server of the OpenAI kind; with or without /v1.")
 @click.option("--model", metavar="NAME", help="Default: the first one that the server lists.")
 @click.option("--num-prompts", type=click.IntRange(min=1), default=100, show_default=True, metavar="N")
 @click.option("--request-rate", type=click.FloatRange(min=0, min_open=True), default=math.inf, show_default=True,
@@ -69,7 +70,7 @@ def serve(url: str, model: str | None, vocab_size: int | None, as_json: bool, pi
     except ModuleNotFoundError as error:
         raise ToolchainError("the packages of the server are not installed", found=f"no {error.name}",
                              next_step="pip install 'deepinfer-aot[server]'") from None
-    url = url.rstrip("/")
+    url = url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(KEY_VARIABLE, "").split(",")[0].strip() or None
     card = asyncio.run(load_test.model_card(url, key, model))
     size = vocab_size or card.get("vocab_size")

@@ -59,8 +59,8 @@ def _read(context: click.Context, parameter: click.Parameter, file: Path | None)
         raise SpecError("there is no such file", where=file, next_step="check --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError("not a TOML file", where=file, found=error) from None
-    options = [p.name for p in context.command.params if isinstance(p, click.Option)]
-    known = [name for name in options if name is not None and name not in _NOT_IN_FILES]
+    options = {p.name: p for p in context.command.params if isinstance(p, click.Option) and p.name is not None}
+    known = [name for name in options if name not in _NOT_IN_FILES]
     values: dict[str, Any] = {}
     for key, value in found.items():
         name = key.replace("-", "_")
@@ -70,6 +70,11 @@ def _read(context: click.Context, parameter: click.Parameter, file: Path | None)
                             next_step=f"did you mean {near[0].replace('_', '-')}?" if near else "see --help")
         if isinstance(value, dict):
             raise SpecError("an option is no table", where=f"{file}: {key}", next_step=f"write `{key} = value`")
+        try:
+            options[name].type_cast_value(context, value)
+        except click.BadParameter as error:
+            raise SpecError("not a value of this option", where=f"{file}: {key}", found=error.message.rstrip("."),
+                            next_step="see --help") from None
         values[name] = value
     context.default_map = {**(context.default_map or {}), **values}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +41,8 @@ class ServerSettings:
         default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
         drain: seconds that running answers get after SIGTERM. ``priorities``: clients may say who goes first.
         shared_store: the engine's prefix cache has a store below it. ``front_ends``: processes that answer clients.
-        origins: of web pages of others whose scripts may read answers.
+        origins: of web pages of others whose scripts may read answers. ``created``: when the server began, in seconds
+            since the epoch, the same in every front end.
     """
 
     names: tuple[str, ...]
@@ -60,6 +61,7 @@ class ServerSettings:
     shared_store: bool = False
     front_ends: int = 1
     origins: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
 
 
 class MetricsBook(Protocol):
@@ -89,7 +91,7 @@ class Service:
 
     def __init__(self, settings: ServerSettings, link: Link, metrics: MetricsBook) -> None:
         self.settings, self.link, self.metrics = settings, link, metrics
-        self.created = int(time.time())
+        self.created = settings.created
         link.on_update = self._updated
         self.vocabulary: Vocabulary | None = None
         self.fatal: DeepInferError | None = None  # why the server cannot go on

@@ -49,7 +49,7 @@ def test_a_server_is_measured_and_drawn(server: Running, tmp_path: Path) -> None
     assert found["output_tokens_per_s"] == pytest.approx(6 * 9 / found["seconds"])
     assert 0 < found["ttft"]["p50"] <= found["ttft"]["p99"] <= found["e2e"]["p99"]
     assert ET.fromstring(picture.read_text()).tag.endswith("svg")
-    again = CliRunner().invoke(serve, ["--url", server.url, "--num-prompts", "2", "--output-len", "3"],
+    again = CliRunner().invoke(serve, ["--url", f"{server.url}/v1/", "--num-prompts", "2", "--output-len", "3"],
                                env={KEY_VARIABLE: KEY})
     assert again.exit_code == 0 and "2 answered, 0 failed" in again.output and "tpot" in again.output
 

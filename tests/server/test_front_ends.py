@@ -60,6 +60,12 @@ def test_each_front_end_serves_and_metrics_are_those_of_all(pair: Running) -> No
     assert pair.event("request", status=400) is not None
 
 
+def test_all_front_ends_say_the_same_of_a_model(pair: Running) -> None:
+    with only_the_other(pair) as client:
+        cards = [one.get("/v1/models").json()["data"] for one in (pair.client, client)]
+    assert cards[0] == cards[1]
+
+
 def after_of(server: Running, status: str) -> str:
     line = next(line for line in server.client.get("/metrics").text.splitlines()
                 if f'route="/v1/chat/completions",status="{status}"' in line)

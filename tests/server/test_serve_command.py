@@ -153,7 +153,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
 
 @pytest.mark.parametrize(("text", "named"), [
     ("max-que = 1", "did you mean max-queue"), ("[max-queue]\na = 1", "no table"), ("max-queue = ", "not a TOML file"),
-    ("colour = 1", "see --help"),
+    ("colour = 1", "see --help"), ('max-queue = "many"', "max-queue: not a value"), ("port = 70000", "port: not"),
+    ('served-model-name = 3', "served-model-name: not"), ('log-level = "loud"', "log-level: not"),
 ])
 def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "serve.toml"
