@@ -89,7 +89,8 @@ def test_a_slow_reader_is_cut_while_others_go_on(busy: Running) -> None:
         connection.connect((host, int(port)))
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
                            + f"Authorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-        busy.wait_for(lambda: busy.load()["running"] == 1 or busy.event("request", cut="slow_reader"), "the request to run")
+        busy.wait_for(lambda: busy.load()["running"] == 1 or busy.event("request", cut="slow_reader"),
+                      "the request to run")
         assert busy.chat("hello").json()["choices"][0]["message"]["content"] == HELLO
         line = busy.wait_for(lambda: busy.event("request", cut="slow_reader"), "the cut")
         assert line["tokens"] < 1900
