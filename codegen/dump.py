@@ -17,7 +17,7 @@ from deepinfer.dsl.printer import print_graph
 _GRAPHS = """\
 A graph is one entry of the model: what a call of the engine computes. A line is a value:
 
-  %7 = contract(%5, %6) {groups=1} : T [1280] f32  @layers.0.attn  deepseek.py:41
+  %7 = contract(%5, %6) {groups=1} : T [1280] f32  @layers.0.attn  my_spec.py:41
 
   its number, the op with the values it reads, the op's attributes, row axis, dims and dtype of the result, the place in
   the model, the line of the spec. Ops are described in dsl/ops.py. Row axes: T rows of this step, T_kept those whose

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature, declared
 from deepinfer.backends.base import Source
 from deepinfer.backends.signature import Parameter
+from deepinfer.backends.skeleton import described, templates
 from deepinfer.backends.work import Work
 from deepinfer.codegen.kernels.spec import KernelSpec
 
@@ -72,28 +69,9 @@ class AscendSource(Source):
     work: Work | None = None
 
 
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), undefined=jinja2.StrictUndefined,
-                             trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
-    env.filters["lines"] = lambda lines, depth: textwrap.indent("\n".join(lines), "    " * depth)
-    return env
-
-
-def describe(spec: KernelSpec) -> list[str]:
-    """Comment lines: what the kernel reads and writes, and its tile programs."""
-    out = [f"{spec.family} {spec.title} over rows of {spec.rows}, target ascend950", f"spec {spec.digest()}"]
-    for i, op in enumerate(spec.operands):
-        out.append(f"  {'->' if op.write else '<-'} {i} {op.role} {op.rows} {list(op.dims)} {op.dtype}")
-    for name, program in spec.slots:
-        out.append(f"  {name}:")
-        out += [f"    {line}" for line in str(program).splitlines()]
-    return [f"// {line[:150]}".rstrip() for line in out]
-
-
 def text_of(template: str, **parts: Any) -> str:
     """A generated file without a spec behind it."""
-    body = _environment().get_template(f"{template}.asc.jinja").render(**parts)
+    body = templates(HERE / "templates").get_template(f"{template}.asc.jinja").render(**parts)
     return f'#include "di_kernel.h"\n\n{body}'
 
 
@@ -102,10 +80,10 @@ def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memo
            **parts: Any) -> AscendSource:
     """Source of a kernel from the skeleton of its family."""
     parameters = tuple(signature.parameters())
-    body = _environment().get_template(f"{spec.family}.asc.jinja").render(
+    body = templates(HERE / "templates").get_template(f"{spec.family}.asc.jinja").render(
         symbol=spec.symbol, parameters=", ".join(map(declared, parameters)), **parts)
     plan = [f"// {line}" for m in memories for line in m.table()]
-    text = "\n".join([*describe(spec), "//", *plan, '#include "di_kernel.h"', "", body])
+    text = "\n".join([*described(spec, "//", target="ascend950"), "//", *plan, '#include "di_kernel.h"', "", body])
     grid = stages[-1].grid
     return AscendSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,
                         family=spec.family, parameters=parameters, stages=tuple(stages), scratch=scratch,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from deepinfer.backends.base import Source
 from deepinfer.backends.cuda_sm100.signature import Parameter, Signature
+from deepinfer.backends.skeleton import described, templates
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
@@ -85,37 +82,18 @@ class CudaSource(Source):
         return {"fixed": self.scratch[0], "row": self.scratch[1], "entry": self.entries[0], "ratio": self.entries[1]}
 
 
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), undefined=jinja2.StrictUndefined,
-                             trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
-    env.filters["lines"] = lambda lines, depth: textwrap.indent("\n".join(lines), "    " * depth)
-    return env
-
-
-def describe(spec: KernelSpec) -> list[str]:
-    """Comment lines: what the kernel reads and writes, and its tile programs."""
-    out = [f"{spec.family} {spec.title} over rows of {spec.rows}", f"spec {spec.digest()}"]
-    for i, op in enumerate(spec.operands):
-        out.append(f"  {'->' if op.write else '<-'} {i} {op.role} {op.rows} {list(op.dims)} {op.dtype}")
-    for name, program in spec.slots:
-        out.append(f"  {name}:")
-        out += [f"    {line}" for line in str(program).splitlines()]
-    return [f"# {line[:150]}".rstrip() for line in out]
-
-
 def text_of(family: str, **slots: Any) -> str:
     """A module of the functions that the skeleton of a family makes."""
     head = ["from __future__ import annotations", "", "import triton", "import triton.language as tl", "",
             "from deepinfer.backends.cuda_sm100.device import *  # noqa: F403", "", ""]
-    return "\n".join([*head, _environment().get_template(f"{family}.py.jinja").render(**slots)])
+    return "\n".join([*head, templates(HERE / "templates").get_template(f"{family}.py.jinja").render(**slots)])
 
 
 def render(spec: KernelSpec, signature: Signature, variants: Sequence[Variant], *, scratch: tuple[int, int] = (0, 0),
            entries: tuple[int, int] = (0, 1), template: str = "", **parts: Any) -> CudaSource:
     """Source of a kernel from the skeleton ``template``, by default that of its family."""
     parameters = tuple(signature.parameters())
-    text = "\n".join([*describe(spec), text_of(template or spec.family, symbol=spec.symbol, parameters=", ".join(
+    text = "\n".join([*described(spec, "#"), text_of(template or spec.family, symbol=spec.symbol, parameters=", ".join(
         p.name for p in parameters), **parts)])
     grid = variants[-1].stages[-1].grid
     return CudaSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,
