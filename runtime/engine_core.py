@@ -81,7 +81,8 @@ class EngineCore:
         self.table = SequenceTable(plan, self.memory)
         self.prefix.attach(self.memory, lambda slot: bool(self.table.inflight[slot]), self.metrics)
         self.residence = Residence(plan, self.memory, self.table, self.executor, self.prefix, self.policy,
-                                   self.metrics, spill_bytes=spill_bytes, now=now, answer=self._sequence)
+                                   self.metrics, spill_bytes=spill_bytes, repeatable=seed is not None, now=now,
+                                   answer=self._sequence)
         self.scheduler = Scheduler(plan, self.memory, self.table, self.residence, self.prefix, self.policy,
                                    ChunkBudget(stretch, plan.block_tokens), self.metrics)
         results = Results(plan, self.table, self.prefix, self.policy, self.metrics,

@@ -55,7 +55,7 @@ class LLM:
         max_num_seqs: sequences with memory at the same time, sessions among them; at most what was compiled for.
         num_blocks: cache blocks; None: enough for all sequences at full length, or half of the free memory.
         threads: of a CPU engine; None: the processors that this process may use.
-        seed: of requests that bring none; None: from the system.
+        seed: of requests that bring none: their answers are then the same in every run; None: from the system.
         spill_bytes: host memory for sequences that give up theirs when blocks run out.
         prefix_cache: keep what was computed for later requests that begin with the same tokens. Answers depend on
             it only where bounded replay is asked for (``SamplingParams.replay`` as a number); see docs/runtime.md.

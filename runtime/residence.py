@@ -33,15 +33,16 @@ class Entry(Enum):
 class Residence:
     """Args:
         spill_bytes: host memory that preempted sequences may take.
+        repeatable: answers of requests without a seed follow from one that was given for all of them.
         now: seconds of one clock. ``answer``: makes the sequence of a request's next answer.
     """
 
     def __init__(self, plan: EnginePlan, memory: SequenceMemory, table: SequenceTable, executor: Executor,
                  prefix: PrefixCache, policy: DraftPolicy, metrics: Metrics, *, spill_bytes: int,
-                 now: Callable[[], float], answer: Callable[[Request], Sequence]) -> None:
+                 repeatable: bool, now: Callable[[], float], answer: Callable[[Request], Sequence]) -> None:
         self.plan, self.memory, self.table, self.executor = plan, memory, table, executor
         self.prefix, self.policy, self.metrics = prefix, policy, metrics
-        self.spill_left, self.now, self.answer = spill_bytes, now, answer
+        self.spill_left, self.now, self.answer, self.repeatable = spill_bytes, now, answer, repeatable
         self.leaving: list[Sequence] = []
         self._spilled: list[Sequence] = []
         self._forking: list[Sequence] = []  # may have answers without a sequence
@@ -194,7 +195,8 @@ class Residence:
         when they are judged by rejection, where the executor can."""
         if params.greedy:
             return GREEDY
-        return REJECTION if params.seed is None and getattr(self.executor, "rejection", False) else COUPLED
+        promised = self.repeatable or params.seed is not None
+        return COUPLED if promised or not getattr(self.executor, "rejection", False) else REJECTION
 
     def fork(self, s: Sequence) -> list[Sequence]:
         """One sequence for each further answer, with copies of the rows so far."""

@@ -75,9 +75,13 @@ def test_several_answers_differ_and_repeat_with_their_seed(llm: LLM) -> None:
 
 
 def test_unseeded_requests_repeat_with_the_seed_of_the_llm_and_differ_among_themselves() -> None:
+    """Also for whatever number of drafts, which may follow from measured times."""
     p, prompts = SamplingParams(max_tokens=8), [[3, 4], [3, 4]]
-    first, second = (LLM(WitnessPackage(PLAN), CASE, seed=5).generate(prompts, p, progress=False) for _ in range(2))
-    assert [o.token_ids for o in first] == [o.token_ids for o in second]
+    ways: list[dict[str, Any]] = [{}, {}, *({"schedule_drafts": False, "num_speculative_tokens": n} for n in range(4))]
+    first, *again = (LLM(WitnessPackage(PLAN), CASE, seed=5, **way).generate(prompts, p, progress=False)
+                     for way in ways)
+    for second in again:
+        assert [o.token_ids for o in first] == [o.token_ids for o in second]
     assert first[0].token_ids != first[1].token_ids
     other = LLM(WitnessPackage(PLAN), CASE).generate(prompts, p, progress=False)
     assert [o.token_ids for o in other] != [o.token_ids for o in first]
@@ -129,7 +133,7 @@ def test_threads_share_an_engine(llm: LLM) -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
+        t.join()
     assert found == {i: greedy([i, i + 1], 12) for i in range(6)}
 
 
