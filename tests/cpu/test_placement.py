@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -18,7 +19,12 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 
 def masks() -> list[set[int]]:
     """Processors of every thread of this process but the main one's."""
-    return [os.sched_getaffinity(int(t.name)) for t in Path("/proc/self/task").iterdir() if int(t.name) != os.getpid()]
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread of an earlier test has just ended
+            if int(thread.name) != os.getpid():
+                found.append(os.sched_getaffinity(int(thread.name)))
+    return found
 
 
 def test_threads_keep_to_their_processors_and_results_do_not_change(lib: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,7 +228,7 @@ def test_what_no_row_can_be_encoded_in_is_refused() -> None:
 
 
 def test_scales_and_codes_are_bytes_of_the_stored_form() -> None:
-    e: Encoded = formats.encode(torch.randn(3, 64), mxfp4(1, 32))
+    e: Encoded = formats.encode(torch.randn(3, 64, generator=torch.Generator().manual_seed(4)), mxfp4(1, 32))
     assert e.codes.dtype == e.scales.dtype == torch.uint8
     assert e.codes.shape == (3, 64) and e.scales.shape == (3, 2)
     assert formats.pack_nibbles(e.codes).shape == (3, 32)

@@ -17,16 +17,16 @@ from typing import Any
 
 import httpx2 as httpx
 from prometheus_client.parser import text_string_to_metric_families
-from server.scripted_engine import HOLD_VARIABLE
+from server.scripted_engine import HELD_SUFFIX, HOLD_VARIABLE, START_SUFFIX
 
 MODEL = "scripted-model"
 KEY = "a-key-of-the-tests"
 FRONT_ENDS_VARIABLE = "FRONT_ENDS"  # of servers that tests start: all of them hold with several
-PATIENCE = 60.0  # seconds for something that has to happen; a machine under load is slow
+PATIENCE = 180.0  # seconds for something that has to happen; a machine under load is slow
 TESTS = Path(__file__).resolve().parents[1]
 
 _PROGRAM = """
-import json, sys
+import json, socket, sys
 from pathlib import Path
 from deepinfer.runtime.server.engine_process import EngineSettings
 from deepinfer.runtime.server.logs import start_logging
@@ -36,7 +36,10 @@ given = json.loads(sys.argv[1])
 start_logging("info", as_json=True)
 engine = EngineSettings(endpoint="", log_json=True, **given["engine"])
 command = (sys.executable, given["process"]) if engine.engine == "scripted" else ENGINE_COMMAND
-sys.exit(run_server(ServerSettings(**given["server"]), engine, open_socket("127.0.0.1", 0), command))
+listening = open_socket("127.0.0.1", 0)
+if given["send_buffer"]:
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, given["send_buffer"])
+sys.exit(run_server(ServerSettings(**given["server"]), engine, listening, command))
 """
 
 
@@ -45,6 +48,7 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[str], hold: Path) -> None:
         self.process, self.hold = process, hold
+        self.no_start = hold.with_suffix(START_SUFFIX)  # while it is there an engine process does not become ready
         self.log: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -93,6 +97,15 @@ class Running:
                 found[s.name] = found.get(s.name, 0) + s.value
         return found
 
+    def wait_held(self) -> None:
+        """Until the held step has begun."""
+        self.wait_for(self.hold.with_suffix(HELD_SUFFIX).exists, "the step that is held")
+
+    def hold_steps(self) -> None:
+        """From now on a script that is held does not get beyond its second token."""
+        self.hold.with_suffix(HELD_SUFFIX).unlink(missing_ok=True)
+        self.hold.touch()
+
     def wait_idle(self) -> dict[str, int]:
         """Until the engine holds nothing."""
         def idle() -> dict[str, int] | None:
@@ -117,14 +130,16 @@ class Running:
 
 @contextmanager
 def running(checkpoint: Path, folder: Path, engine: Mapping[str, Any] = MappingProxyType({}),
-            **settings: Any) -> Iterator[Running]:
+            send_buffer: int = 0, **settings: Any) -> Iterator[Running]:
     """A server that answers, with fields of ServerSettings and EngineSettings; it ends with the block. The engine is
-    the scripted one unless ``engine`` names another."""
+    the scripted one unless ``engine`` names another. ``send_buffer``: bytes that the kernel keeps for a reader; 0: as
+    many as it likes."""
     hold = folder / "hold"
     front_ends = int(os.environ.get(FRONT_ENDS_VARIABLE, "1"))
-    server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": 20.0, "front_ends": front_ends} | settings
+    server = {"names": [MODEL], "keys": [KEY], "keep_alive": 10.0, "drain": PATIENCE,
+              "front_ends": front_ends} | settings
     given = {"server": server, "engine": {"engine": "scripted", "checkpoint": str(checkpoint), **engine},
-             "process": str(Path(__file__).with_name("scripted_engine.py"))}
+             "send_buffer": send_buffer, "process": str(Path(__file__).with_name("scripted_engine.py"))}
     env = {**os.environ, "PYTHONPATH": str(TESTS), HOLD_VARIABLE: str(hold), "TMPDIR": str(folder)}
     process = subprocess.Popen([sys.executable, "-c", _PROGRAM, json.dumps(given)], stderr=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, text=True, env=env)
@@ -135,6 +150,7 @@ def running(checkpoint: Path, folder: Path, engine: Mapping[str, Any] = MappingP
         found.client.close()
     finally:
         hold.unlink(missing_ok=True)
+        hold.with_suffix(START_SUFFIX).unlink(missing_ok=True)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGINT)

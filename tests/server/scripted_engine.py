@@ -27,6 +27,7 @@ from deepinfer.runtime.plan import PAGED, EnginePlan, StatePlan
 from deepinfer.runtime.server.engine_process import EngineSettings, main
 
 HOLD_VARIABLE = "SCRIPTED_HOLD"  # a file; while it is there a held step does not end
+HELD_SUFFIX, START_SUFFIX = ".held", ".start"  # beside it: a held step has begun; while it is there no engine starts
 VOCABULARY, SLOTS, BLOCK, LONGEST = 129_280, 4, 64, 2048
 PEAK = 60.0  # of a logit, so that no draw at temperature 1 or 2 takes another token
 THINK_END, DSML, END = "</think>", "｜DSML｜", "<｜end▁of▁sentence｜>"
@@ -150,6 +151,7 @@ class ScriptedEngine:
             out[:] = np.nan
         hold = os.environ.get(HOLD_VARIABLE, "")
         while name == "held" and place == 1 and hold and Path(hold).exists():
+            Path(hold).with_suffix(HELD_SUFFIX).touch()
             time.sleep(0.01)
 
 
@@ -173,6 +175,9 @@ class ScriptedPackage:
 
 
 def build(settings: EngineSettings) -> LLM:
+    hold = os.environ.get(HOLD_VARIABLE, "")
+    while hold and Path(hold).with_suffix(START_SUFFIX).exists():
+        time.sleep(0.01)
     return LLM(ScriptedPackage(), settings.checkpoint, max_num_seqs=settings.max_num_seqs, progress=False)
 
 

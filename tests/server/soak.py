@@ -95,10 +95,12 @@ def soak(server: Running, seconds: float, clients: int, seed: int = 0, questions
     def client(number: int) -> None:
         seeded = random.Random(seed * 1000 + number)
         with httpx.Client(base_url=server.url, timeout=300, headers={"Authorization": f"Bearer {KEY}"}) as connection:
-            while time.monotonic() < end:
+            while True:
                 what = _ask(connection, seeded, result, seeded.randrange(6), questions)
                 with lock:
                     counts[what] += 1
+                if time.monotonic() >= end:
+                    break
 
     threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     for t in threads:
@@ -109,6 +111,7 @@ def soak(server: Running, seconds: float, clients: int, seed: int = 0, questions
             samples[name].append((time.monotonic(), _rss(pid)))
         time.sleep(min(1.0, seconds / 20))
     result.answers = dict(counts)
+    server.wait_idle()
     result.hits = _hits(server)
     shown = server.samples()
     result.hit_share = shown["vllm:prefix_cache_hits_total"] / shown["vllm:prefix_cache_queries_total"]
@@ -157,9 +160,11 @@ def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: 
         if kind == 5:
             with connection.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream:
                 next(stream.iter_lines())
-            return "lost"
+            return "lost" if stream.status_code == 200 else "turned away"
         if kind == 0 and seeded.random() < 0.5:
             with connection.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream:
+                if stream.status_code == 429:
+                    return "turned away"
                 events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
             text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
             return _noted(result, "chat stream", questions.right(asked, "/v1/chat/completions", text), text)
@@ -172,6 +177,9 @@ def _ask(connection: httpx.Client, seeded: random.Random, result: Soaked, kind: 
              lambda a: a["choices"][0]["text"]),
         ][kind]
         answer = connection.post(path, json=body)
+        if answer.status_code == 429:  # lost requests stay in the queue until the engine's next step
+            time.sleep(0.05)
+            return "turned away"
         if answer.status_code != 200:
             return _noted(result, path, False, answer.text)
         return _noted(result, path, questions.right(asked, path, read(answer.json())), answer.text)

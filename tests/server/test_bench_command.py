@@ -37,6 +37,7 @@ def test_latencies_count_from_the_arrival_and_goodput_needs_both_limits() -> Non
 
 def test_a_server_is_measured_and_drawn(server: Running, tmp_path: Path) -> None:
     picture = tmp_path / "p.svg"
+    server.wait_idle()
     before = server.samples()["vllm:generation_tokens_total"]
     done = CliRunner().invoke(serve, ["--url", server.url, "--num-prompts", "6", "--request-rate", "50", "--input-len",
                                       "20", "--output-len", "9", "--json", "--picture", str(picture)],

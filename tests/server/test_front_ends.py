@@ -21,10 +21,16 @@ def only_the_other(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=PATIENCE, headers={"Authorization": f"Bearer {KEY}"}) as client:
         server.process.send_signal(signal.SIGSTOP)
         try:
+            server.wait_for(lambda: state_of(server.process.pid) == "T", "the first front end to sleep")
             assert client.get("/version").status_code == 200
         finally:
             server.process.send_signal(signal.SIGCONT)
         yield client
+
+
+def state_of(pid: int) -> str:
+    """One letter, as ps shows it."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def asked(script: str, **fields: Any) -> dict[str, Any]:
@@ -87,10 +93,12 @@ def test_the_limit_of_the_queue_counts_all_front_ends(pair: Running) -> None:
 
 def test_a_killed_engine_is_told_by_every_front_end(pair: Running) -> None:
     with only_the_other(pair) as client:
+        pair.no_start.touch()  # the next one is not there before both have told
         os.kill(pair.engine_pid(), signal.SIGKILL)
         for one in (client, pair.client):
             pair.wait_for(lambda c=one: c.get("/health").status_code == 503, "the front end to notice")
             assert "SIGKILL" in one.get("/health").json()["reason"]
+        pair.no_start.unlink()
         pair.wait_ready()
         assert client.post("/v1/chat/completions", json=asked("hello")).status_code == 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.running import Running
 from server.soak import soak
 
-BUDGET_SECONDS, CLIENTS = 4.0, 4  # lost requests stay in the short queue for a step
+BUDGET_SECONDS, CLIENTS = 4.0, 4
 
 
 def test_many_clients_leave_nothing_behind(server: Running) -> None:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from store.scenario import CHAINS
-from store.witness_store import Chain, Clocks, open_store
+from store.witness_store import PATIENCE, Chain, Clocks, open_store
 
 from deepinfer.runtime.store import Status, Store
 
@@ -18,7 +18,7 @@ def reopen(folder: Path, wall: float, fresh: int, start: object = None) -> set[b
     forgets; it stores and serves new blocks (``fresh``: their seed).
     """
     if start is not None:
-        start.wait(20)  # type: ignore[attr-defined]
+        start.wait(PATIENCE)  # type: ignore[attr-defined]
     store = open_store(folder, clocks=Clocks(wall), bad_after=100)
     try:
         store.upkeep.everything()

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store.witness_store import LAYOUT, Chain, open_store, settings
+from store.witness_store import LAYOUT, PATIENCE, Chain, open_store, settings
 
 from deepinfer.runtime.store import Flags, Status
-from deepinfer.runtime.store.backends import uring
 from deepinfer.runtime.store.mooncake import MooncakeTier
+from deepinfer.runtime.store.native.library import NativeRecords
 from deepinfer.runtime.store.ring import Ring, locate, open_arena
 
 
@@ -87,7 +87,7 @@ def usrbio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Usrbio:
 
 def test_on_a_3fs_mount_records_go_through_its_ring(tmp_path: Path, usrbio: Usrbio) -> None:
     store = open_store(tmp_path, backend="auto", threads=2, background=True)
-    assert store.ready(10) and store.mover.name == "usrbio"
+    assert store.ready(PATIENCE) and store.mover.name == "usrbio"
     chain = Chain(1, 9)
     assert chain.publish(store) == [Status.OK] * 9 and chain.fetch(store) == [Status.OK] * 9
     assert usrbio.moved == 18 and not usrbio.registered
@@ -105,17 +105,18 @@ def test_off_a_3fs_mount_its_ring_is_not_used(tmp_path: Path, usrbio: Usrbio) ->
     store.close()
 
 
-def test_without_io_uring_threads_do_the_work_and_an_event_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                   caplog: pytest.LogCaptureFixture) -> None:
-    def refused(number: int, *_: Any) -> int:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+def forbidden(*_: Any) -> Any:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(uring, "_call", refused)
-    uring.uring_refusal.cache_clear()
-    store = open_store(tmp_path, backend="io_uring", background=True)
-    uring.uring_refusal.cache_clear()
+
+@pytest.mark.parametrize(("native", "reason"), [(True, "not permitted"), (False, "no native part")])
+def test_without_io_uring_threads_do_the_work_and_an_event_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   caplog: pytest.LogCaptureFixture, native: bool,
+                                                                   reason: str) -> None:
+    monkeypatch.setattr(NativeRecords, "open_ring", forbidden)
+    store = open_store(tmp_path, backend="io_uring", background=True, native=native)
     assert store.mover.name == "threads"
-    assert any("store_backend_refused backend=io_uring" in r.message and "not permitted" in r.message
+    assert any("store_backend_refused backend=io_uring" in r.message and reason in r.message
                and "instead=threads" in r.message for r in caplog.records)
     chain = Chain(1, 5)
     assert chain.publish(store) == [Status.OK] * 5 and chain.fetch(store) == [Status.OK] * 5
@@ -126,7 +127,7 @@ def test_without_io_uring_threads_do_the_work_and_an_event_says_so(tmp_path: Pat
 @pytest.mark.parametrize("depth", [0, 2, -3])
 def test_a_ring_reads_into_the_callers_slots(tmp_path: Path, backend: str, depth: int) -> None:
     store = open_store(tmp_path, backend=backend, threads=2, background=backend != "inline")
-    store.ready(10)
+    store.ready(PATIENCE)
     chain = Chain(1, 8)
     chain.publish(store)
     other = Chain(1, 8)
@@ -141,7 +142,7 @@ def test_a_ring_reads_into_the_callers_slots(tmp_path: Path, backend: str, depth
         ring.prep(slots[0], locators[0], None)
     assert ring.submit() == 8
     results: dict[Any, Status] = {}
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while len(results) < 8 and time.monotonic() < until:
         results.update(ring.poll(1, until))
     for i, slot in enumerate(slots):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from store.scenario import DEAD, vanished
-from store.witness_store import DAY, LAYOUT, Chain, Clocks, open_store
+from store.witness_store import DAY, LAYOUT, PATIENCE, Chain, Clocks, open_store
 
 from deepinfer.runtime.store import Flags, Status, Store
 from deepinfer.runtime.store.arena import SHARED, Arena
@@ -17,7 +17,7 @@ from deepinfer.runtime.store.log import DAMAGED
 def compact(store: Store) -> None:
     store.upkeep.compaction.plan(now_due=True)
     for _ in range(4):
-        store.upkeep.compaction.work(1.0)
+        store.upkeep.compaction.work(PATIENCE)
 
 
 def hollow(store: Store, chain: Chain) -> None:

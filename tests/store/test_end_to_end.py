@@ -52,7 +52,7 @@ llm = LLM(engine, checkpoint, threads=1, progress=False,
           prefix_store=StoreSettings(place / "store", index=place / "index", segment_bytes=1 << 24))
 prompt = [int(x) for x in sys.argv[5].split(",")]
 llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, replay=int(sys.argv[6])), progress=False)
-until = time.monotonic() + 60
+until = time.monotonic() + 200
 while sum(os.path.getsize(f) for f in glob.glob(str(place / "store/*/*/*.log"))) < 64 * blocks:
     assert time.monotonic() < until, "the blocks were not stored"
     time.sleep(0.01)
@@ -109,7 +109,7 @@ def stored(engine: Path, cold: LLM, prompt: list[int], tmp_path_factory: pytest.
 
     place = tmp_path_factory.mktemp("killed")
     arguments = [str(engine), str(FOLDER), str(place), "3", ",".join(map(str, prompt)), str(cold.plan.least_keep)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=300,
                           check=False, env={k: v for k, v in os.environ.items() if not k.startswith("DEEPINFER_")})
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(place.rglob("*.open")) and (engine / "lib" / LIBRARY).is_file()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from store.witness_store import LAYOUT, V41_LAYOUT, Chain, Clocks, open_store, wait_for
+from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, open_store, wait_for
 
 from deepinfer.runtime.store import Flags, Layout, Status
 from deepinfer.runtime.store.catalog import Catalog
@@ -124,8 +123,25 @@ def segment_of(tmp_path: Path, native: NativeRecords, chain: Chain) -> int:
     return os.open(tmp_path / "records", os.O_RDONLY)
 
 
-def test_records_are_read_in_any_order_and_a_file_that_ends_loses_what_is_cut(library: Path, tmp_path: Path) -> None:
+def reader_of(native: NativeRecords, how: str) -> Callable[[NDArray[np.void], NDArray[np.uint64]], int]:
+    """``native.read``, or the same through a ring; "broken": one that the kernel knows nothing of any more."""
+    if how == "calls":
+        return native.read
+    before = set(Path("/proc/self/fd").iterdir())
+    ring = ring_of(native)
+    if how == "broken":
+        fds = [p for p in set(Path("/proc/self/fd").iterdir()) - before if p.is_symlink() and "io_uring" in os.readlink(p)]
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, int(fds[0].name))
+        os.close(null)
+    return partial(native.read_ring, ring)
+
+
+@pytest.mark.parametrize("how", ["calls", "ring", "broken"])
+def test_records_are_read_in_any_order_and_a_file_that_ends_loses_what_is_cut(library: Path, tmp_path: Path,
+                                                                             how: str) -> None:
     native, chain = NativeRecords(library, LAYOUT), Chain(1, 12)
+    read = reader_of(native, how)
     fd = segment_of(tmp_path, native, chain)
     area = np.zeros((5, LAYOUT.stride), dtype=np.uint8)
     slots = np.array([address_of(memoryview(row)) for row in area], dtype=np.uint64)
@@ -136,34 +152,41 @@ def test_records_are_read_in_any_order_and_a_file_that_ends_loses_what_is_cut(li
     wants = wants[order].copy()
     os.truncate(tmp_path / "records", 11 * LAYOUT.stride + 100)
     wants["state"][9] = 3  # given up before it was read
-    assert native.read(wants, slots) >= 10 * LAYOUT.stride
+    assert read(wants, slots) >= 10 * LAYOUT.stride
     for block, status in zip(order.tolist(), wants["status"].tolist(), strict=True):
         expected = Ended.DAMAGED if block == 11 else Ended.CANCELLED if block == 2 else Ended.OK
         assert status == expected, block
         assert np.array_equal(into[block], chain.payload(block)) if status == Ended.OK else (into[block] == 0xEE).all()
     os.close(fd)
     wants["state"] = 0
-    native.read(wants, slots)
+    read(wants, slots)
     assert set(wants["status"].tolist()) == {int(Ended.IO_ERROR)} and set(wants["got"].tolist()) == {-errno.EBADF}
     del kept
 
 
-def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path: Path) -> None:
-    """While a thread reads, blocks are given up after a wait that closes in on the middle of the read by itself (later
-    after a read that was not begun, sooner after one that had ended); whatever they hold then stays."""
+@pytest.mark.parametrize("how", ["calls", "ring"])
+def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path: Path, how: str) -> None:
+    """Blocks are given up before a read begins, after it has ended, and then, while a thread reads, after a wait that
+    closes in on the middle of the read by itself; whatever they hold then stays, whichever moment was met."""
     native, chain = NativeRecords(library, V41_LAYOUT), Chain(1, 64, V41_LAYOUT)
     fd = segment_of(tmp_path, native, chain)
-    area = np.zeros((1, V41_LAYOUT.stride), dtype=np.uint8)
-    slots = np.array([address_of(memoryview(area[0]))], dtype=np.uint64)
+    read = reader_of(native, how)
+    area = np.zeros((3, V41_LAYOUT.stride), dtype=np.uint8)
+    slots = np.array([address_of(memoryview(row)) for row in area[: 1 if how == "calls" else 3]], dtype=np.uint64)
     into = np.zeros((64, V41_LAYOUT.payload_bytes), dtype=np.uint8)
-    wait, seen, end = 1e-4, set[int](), time.monotonic() + 60
-    for attempt in itertools.count():
+    wait, moments = 1e-4, ["before", "after", *["meanwhile"] * 60]
+    for moment in moments:
         into[:] = 0
         wants, *kept = wants_of(chain, list(range(64)), into)
         wants["fd"], wants["offset"] = fd, wants["slot"].astype(np.uint64) * np.uint64(V41_LAYOUT.stride)
-        reader = threading.Thread(target=native.read, args=(wants, slots))
+        reader = threading.Thread(target=read, args=(wants, slots))
+        if moment == "before":
+            native.give_up(wants)
         reader.start()
-        time.sleep(wait)
+        if moment == "after":
+            reader.join()
+        elif moment == "meanwhile":
+            time.sleep(wait)
         native.give_up(wants)
         held = into.copy()
         reader.join()
@@ -172,12 +195,10 @@ def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path
         for row, status in zip(held, ended, strict=True):
             assert (row == 0).all() if status == Ended.CANCELLED else status == Ended.OK
         del kept
-        seen |= set(ended)
+        assert moment != "before" or set(ended) == {Ended.CANCELLED}
+        assert moment != "after" or set(ended) == {Ended.OK}
         wait = wait / 2 if set(ended) == {Ended.OK} else min(wait * 1.5, 0.1) if Ended.OK not in ended else wait
-        if (attempt >= 60 and seen == {Ended.OK, Ended.CANCELLED}) or time.monotonic() > end:
-            break
     os.close(fd)
-    assert seen == {Ended.OK, Ended.CANCELLED}, "no moment in between was met"
 
 
 class Slow:
@@ -188,13 +209,13 @@ class Slow:
         catalog.acquire = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, segment: object) -> object:
-        self.answers.wait(20)
+        self.answers.wait(2 * PATIENCE)
         return self._acquire(segment)  # type: ignore[arg-type]
 
 
 def test_a_fetch_that_was_cancelled_touches_no_memory_when_the_mount_answers(tmp_path: Path) -> None:
     store, chain = open_store(tmp_path, backend="threads", threads=2, background=True, native=True), Chain(1, 8)
-    store.ready(10)
+    store.ready(PATIENCE)
     assert chain.publish(store) == [Status.OK] * 8
     mount = Slow(store.catalog)
     into = np.full((8, LAYOUT.payload_bytes), 0xEE, dtype=np.uint8)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store.witness_store import LAYOUT, V41_LAYOUT, Chain, Clocks, open_store, settings, wait_for
+from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, open_store, ring_of, settings, wait_for
 
 from deepinfer.errors import PlanError, RequestError, SpecError
 from deepinfer.runtime.store import Flags, Layout, Status, Store, layout_of
 from deepinfer.runtime.store.settings import class_of, default_retention, parse_retention, parse_size
 
-BACKENDS = ["inline", "threads", "threads, native", "io_uring"]
+BACKENDS = ["inline", "threads", "threads, native", "io_uring, native"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -23,13 +23,15 @@ def test_what_is_published_comes_back_and_survives_a_restart(tmp_path: Path, bac
     native, backend = "native" in backend, backend.split(",")[0]
     given = {"backend": backend, "threads": 2, "background": backend != "inline", "native": native}
     store = open_store(tmp_path, **given)
-    assert store.ready(10) and store.mover.name == backend and (store.native is not None) == native
+    if backend == "io_uring":
+        ring_of(store.native).close()
+    assert store.ready(PATIENCE) and store.mover.name == backend and (store.native is not None) == native
     assert store.lookup(chain.keys) == 0
     assert chain.publish(store) == [Status.OK] * 11
     assert store.lookup(chain.keys) == 11 and chain.fetch(store) == [Status.OK] * 11
     store.close()
     again = open_store(tmp_path, **given)
-    assert again.ready(10) and not again.index.rebuilt
+    assert again.ready(PATIENCE) and not again.index.rebuilt
     assert again.lookup(chain.keys) == 11 and chain.fetch(again) == [Status.OK] * 11
     assert again.lookup(Chain(2, 11).keys) == 0 and again.lookup(Chain(2, 11, prefix=Chain(1, 4)).keys) == 4
     again.close()
@@ -235,7 +237,7 @@ def test_every_state_of_a_plan_has_its_bytes_in_the_layout() -> None:
 
 def test_the_same_block_published_twice_at_once_is_written_once(tmp_path: Path) -> None:
     store = open_store(tmp_path, backend="threads", threads=2, background=True)
-    store.ready(10)
+    store.ready(PATIENCE)
     chain = Chain(1, 8)
     payloads = [chain.payload(i) for i in range(8)]
     tickets = [store.publish(chain.key(i), chain.parent(i), i, chain.block_ids(i), [payloads[i]])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from deepinfer.runtime.prefix.chain import chain_keys, digest
@@ -17,6 +18,7 @@ from deepinfer.runtime.store.files import Files
 from deepinfer.runtime.store.lease import Writer
 from deepinfer.runtime.store.native import LIBRARY
 from deepinfer.runtime.store.native.build import build_store
+from deepinfer.runtime.store.native.library import NativeRecords, NativeRing
 
 BLOCK = 16
 ROOT = bytes(range(16))
@@ -24,6 +26,7 @@ LAYOUT = Layout(b"weights+numerics", BLOCK, (("fine", 2500), ("pooled", 1300), (
 V41_LAYOUT = Layout(b"weights+numerics", 128, tuple((f"s{i}", size) for i in range(4) for size in (24_192, 4_288)))
 NOW = 1_800_000_000.0  # of stores with a clock of their own
 DAY = 86_400.0
+PATIENCE = 120.0  # seconds for something that has to happen; a machine under load is slow
 
 
 class Clocks:
@@ -41,7 +44,7 @@ def settings(folder: Path, shared: Path | None = None, **given: Any) -> StoreSet
     """Four records a segment, everything in the calls, no background. ``shared``: the store's folder itself."""
     usual = StoreSettings(shared or folder / "store", quota=64 << 20, segment_bytes=4 * LAYOUT.stride + 4 * 4096,
                           backend="inline", threads=1, arena_bytes=1 << 16, index=folder / "index", background=False,
-                          timeout=5.0, grace_seconds=0.0)
+                          timeout=PATIENCE, grace_seconds=0.0)
     return replace(usual, **given)
 
 
@@ -52,6 +55,15 @@ def open_store(folder: Path, *, layout: Layout = LAYOUT, clocks: Clocks | None =
     library = build_store().files[LIBRARY] if native else None
     return Store(settings(folder, **given), layout, library=library, files=files, wall=lambda: clocks.wall,
                  monotonic=lambda: clocks.up, writer=writer)
+
+
+def ring_of(native: NativeRecords | None) -> NativeRing:
+    """An io_uring; the test is skipped where the machine gives none."""
+    assert native is not None
+    try:
+        return native.open_ring(8)
+    except OSError as refusal:
+        pytest.skip(f"no io_uring here: {refusal.strerror}")
 
 
 class Chain:
@@ -91,7 +103,7 @@ class Chain:
             parts = np.split(payload, np.cumsum([size for _, size in self.layout.sections])[:-1])
             ticket = store.publish(self.key(i), self.parent(i), i, self.block_ids(i), parts, flags=flags, cls=cls)
             ended.append(ticket)
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE
         while not all(t.done for t in ended) and time.monotonic() < until:
             time.sleep(0.001)
         return [t.statuses[0] for t in ended]
@@ -103,7 +115,7 @@ class Chain:
         into = np.full((stop - first, self.layout.payload_bytes), 0xEE, dtype=np.uint8)
         ticket = store.fetch(self.keys[first:stop], self.ids[first * width : stop * width], [[row] for row in into],
                              exact=exact)
-        statuses = list(store.poll(ticket, time.monotonic() + 30))
+        statuses = list(store.poll(ticket, time.monotonic() + PATIENCE))
         for i, (status, row, flags) in enumerate(zip(statuses, into, ticket.flags, strict=True)):
             if status is Status.OK:
                 assert np.array_equal(row, self.payload(first + i, flags)), f"block {first + i} is another block's"
@@ -116,7 +128,7 @@ class Chain:
         return {self.key(i) for i in range(self.blocks) if self.fetch(store, i, i + 1) == [Status.OK]}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
