@@ -18,7 +18,7 @@ from deepinfer.runtime.store.health import READING, Health
 from deepinfer.runtime.store.index import Hints
 from deepinfer.runtime.store.layout import record_offset
 from deepinfer.runtime.store.metrics import StoreMetrics
-from deepinfer.runtime.store.native.library import ENDED, KEY, WANT, Ended, NativeRecords, parts_of
+from deepinfer.runtime.store.native.library import ENDED, KEY, WANT, Ended, NativeRecords, NativeRing, parts_of
 from deepinfer.runtime.store.record import seed_of
 from deepinfer.runtime.store.segment import Superblock
 from deepinfer.runtime.store.tier import Flags, Status, Ticket
@@ -69,10 +69,10 @@ class Piece:
     first: int
     last: int
 
-    def read(self, slots: NDArray[np.uint64]) -> None:
-        """Into memory at ``slots``, areas of a record each."""
+    def read(self, slots: NDArray[np.uint64], ring: NativeRing | None = None) -> None:
+        """Into memory at ``slots``, areas of a record each; through a ring of the calling thread's if it has one."""
         try:
-            self.bulk.read(self, slots)
+            self.bulk.read(self, slots, ring)
         except Exception as failure:  # a bug must not end the thread that reads, nor leave anybody waiting
             self.bulk.health.failed(READING, failure)
             self.batch.wants["state"][self.first : self.last] = ENDED
@@ -109,13 +109,14 @@ class Bulk:
         step = max(1, min(MOST, -(-count // max(1, idle))))
         return [Piece(self, batch, at, min(at + step, count)) for at in range(0, count, step)]
 
-    def read(self, piece: Piece, slots: NDArray[np.uint64]) -> None:
+    def read(self, piece: Piece, slots: NDArray[np.uint64], ring: NativeRing | None = None) -> None:
         """All of a piece, in this thread."""
         failed: dict[int, Status] = {}
         opened = self._open(piece, failed)
         try:
             wants = piece.batch.wants[piece.first : piece.last]
-            self.metrics.read_bytes.add(self.native.read(wants, slots))
+            got = self.native.read(wants, slots) if ring is None else self.native.read_ring(ring, wants, slots)
+            self.metrics.read_bytes.add(got)
             worst = int(wants["got"].min())
             if worst < 0:
                 self.health.failed(READING, OSError(-worst, f"errno {-worst}"), off=False)

@@ -248,11 +248,15 @@ class Index:
 
     def get(self, key: bytes) -> np.void | None:
         """The sound hint of a key."""
-        value = None
+        return self.find([key])[0]
+
+    def find(self, keys: Sequence[bytes]) -> list[np.void | None]:
+        """The sound hints of any keys, in one transaction."""
+        values: list[bytes | None] = [None] * len(keys)
         with self._transaction() as txn:
             if txn is not None:
-                value = txn.get(key, db=self._keys)
-        return _sound(key, value)
+                values = [txn.get(key, db=self._keys) for key in keys]
+        return [_sound(key, value) for key, value in zip(keys, values, strict=True)]
 
     def put(self, keys: Keys, hints: Hints, alive: Alive,
             consumed: Sequence[tuple[str, int, int]]) -> int:

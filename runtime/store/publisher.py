@@ -27,7 +27,7 @@ from deepinfer.runtime.store.settings import INLINE, StoreSettings
 from deepinfer.runtime.store.tier import Flags, Status, Ticket
 from deepinfer.runtime.store.writer import OpenSegment, Row, Writers
 
-_BATCH = 16  # records of one write, one log entry each in one more, and one transaction of the index
+_BATCH = 32  # records of one write, one log entry each in one more, and one transaction of the index
 _LINGER = 0.002  # seconds that a block waits for others to share these with
 
 
@@ -130,9 +130,9 @@ class Publisher:
     def _do(self, batch: list[Write], views: list[memoryview]) -> None:
         status = Status.IO_ERROR
         try:
-            new = [write for write in batch if not self._there(write)]
-            self._finished([write for write in batch if write not in new], Status.OK)
-            batch = new
+            there = self._there(batch)
+            self._finished([write for write, known in zip(batch, there, strict=True) if known], Status.OK)
+            batch = [write for write, known in zip(batch, there, strict=True) if not known]
             while batch:
                 done = self._store(batch, views)
                 self._finished(batch[:done], Status.OK)
@@ -144,10 +144,13 @@ class Publisher:
             self.health.failed(PUBLISHING, failure)
         self._finished(batch, status)
 
-    def _there(self, write: Write) -> bool:
-        """Whether a record that is as good is in the store."""
-        hint = self.catalog.index.get(write.key)
-        if hint is None or write.replaces is not None or not self.catalog.alive(hint["number"].reshape(1))[0]:
+    def _there(self, batch: list[Write]) -> list[bool]:
+        """Whether a record that is as good is in the store, for each."""
+        hints = self.catalog.index.find([write.key for write in batch])
+        return [hint is not None and self._as_good(write, hint) for write, hint in zip(batch, hints, strict=True)]
+
+    def _as_good(self, write: Write, hint: np.void) -> bool:
+        if write.replaces is not None or not self.catalog.alive(hint["number"].reshape(1))[0]:
             return False
         return not hint["flags"] & Flags.REPLAYED or Flags.REPLAYED in write.flags
 
@@ -222,10 +225,11 @@ class Publisher:
 
     def _end(self, writes: Sequence[Write], status: Status) -> None:
         now = time.monotonic()
-        for write in writes:
-            if write.ticket.end(0, status):
-                self.metrics.published.add(label=status)
-                self.metrics.publish_seconds.observe(now - write.begun)
+        ended = [write.begun for write in writes if write.ticket.end(0, status)]
+        if ended:
+            self.metrics.published.add(len(ended), label=status)
+        for begun in ended:
+            self.metrics.publish_seconds.observe(now - begun)
 
 
 def arena_slots(settings: StoreSettings) -> int:

@@ -69,9 +69,9 @@ class Store:
         self.upkeep = Upkeep(settings, self.files, self.catalog, self.writers, self.leases, self.health, self._metrics)
         self._arena = Arena(max(settings.arena_bytes, 2 * settings.threads * layout.stride), layout.stride)
         self.reader = Reader(self.catalog, self.files, self.health, self._metrics, self._damaged, self._stale)
-        self.mover = open_mover(settings, self._arena, self.reader)
-        self._arena.forget_name()
         self.native = self._native(library)
+        self.mover = open_mover(settings, self._arena, self.reader, self.native)
+        self._arena.forget_name()
         self._bulk = self._bulk_of(self.native)
         self.publisher = Publisher(settings, layout, self._arena, self.mover, self.writers, self.catalog, self.health,
                                    self._metrics, self.upkeep.make_room, self.native)

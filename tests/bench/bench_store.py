@@ -41,6 +41,7 @@ from deepinfer.runtime.store import Layout, Status, Store, StoreSettings, Ticket
 from deepinfer.runtime.store.log import entries_of, pack_entries, put_entry
 from deepinfer.runtime.store.native import LIBRARY as NAME
 from deepinfer.runtime.store.native.build import build_store
+from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.segment import SegmentName, Superblock, pack_footer
 from deepinfer.runtime.store.tier import Flags
 
@@ -76,82 +77,142 @@ def worked(act: Callable[[], object]) -> tuple[float, float]:
 
 
 # ---- direct I/O ----
-def bare(path: Path, count: int, threads: int, write: bool, order: list[int]) -> tuple[float, float]:
-    """Time for all records with preadv or pwritev, each thread into one aligned record of its own."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-    os.posix_fallocate(fd, 0, count * V41.stride)
+class Bare:
+    """The other side: as many threads with preadv and pwritev, each with one aligned record of its own, into space that
+    is reserved and not yet written, as the store's. Synced beside the writing for every ``sync_bytes``, and at the
+    end."""
 
-    def work(mine: list[int]) -> None:
-        record = memoryview(mmap.mmap(-1, V41.stride))
-        record[:] = os.urandom(V41.stride)
-        for i in mine:
-            moved = os.pwritev(fd, [record], i * V41.stride) if write else os.preadv(fd, [record], i * V41.stride)
-            assert moved == V41.stride
+    def __init__(self, path: Path, count: int, threads: int) -> None:
+        self.path, self.count, self.fd = path, count, -1
+        self.records = [memoryview(mmap.mmap(-1, V41.stride)) for _ in range(threads)]
+        for record in self.records:
+            record[:] = os.urandom(V41.stride)
+        self.syncs = 0
 
-    workers = [threading.Thread(target=work, args=(order[t::threads],)) for t in range(threads)]
+    def renew(self) -> None:
+        """A new file, for the next turn."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.path.unlink()
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self.fd, 0, self.count * V41.stride)
+        os.fsync(self.fd)
 
-    def run() -> None:
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
+    def _together(self, works: list[Callable[[], None]]) -> None:
+        workers = [threading.Thread(target=work) for work in works]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
 
-    taken = worked(run)
-    os.close(fd)
-    return taken
+    def _sync(self) -> None:
+        os.fdatasync(self.fd)
+        self.syncs += 1
+
+    def write(self, order: list[int], sync_bytes: int) -> None:
+        due, left = threading.Semaphore(0), len(order) * V41.stride // sync_bytes
+
+        def work(t: int) -> None:
+            for n in range(t, len(order), len(self.records)):
+                assert os.pwritev(self.fd, [self.records[t]], order[n] * V41.stride) == V41.stride
+                if (n + 1) * V41.stride // sync_bytes > n * V41.stride // sync_bytes:
+                    due.release()
+
+        def keep_up() -> None:
+            for _ in range(left):
+                due.acquire()
+                self._sync()
+
+        self._together([*(lambda t=t: work(t) for t in range(len(self.records))), keep_up])  # type: ignore[misc]
+        self._sync()
+
+    def read(self, order: list[int]) -> None:
+        def work(t: int) -> None:
+            for n in range(t, len(order), len(self.records)):
+                assert os.preadv(self.fd, [self.records[t]], order[n] * V41.stride) == V41.stride
+
+        self._together([lambda t=t: work(t) for t in range(len(self.records))])  # type: ignore[misc]
 
 
-def bench_io(folder: Path, memory: int, threads: int, repeats: int, backend: str, blocks: int) -> None:
-    """Random 112 KiB records; the working set is twice the memory tier. Store and bare calls take turns.
+class Ours:
+    """The store, which has been running: its segment is open. ``blocks``: of a fetch, a request's; two are under way at
+    a time, so that no thread waits for the next one."""
 
-    ``blocks``: of a fetch, a request's; two are under way at a time, so that no thread waits for the next one.
-    """
-    count = 2 * memory // V41.stride
-    ids = np.random.default_rng(1).integers(0, 129_280, count * 128)
-    keys = chain_keys(ROOT, ids, 128)
-    payload = np.random.default_rng(2).integers(0, 256, V41.payload_bytes + 4096, dtype=np.uint8)
-    rng = random.Random(3)
-    taken: dict[str, list[tuple[float, float]]] = {w: [] for w in ("read", "bare read", "write", "bare write")}
-    into = np.zeros((3 * blocks, V41.payload_bytes), dtype=np.uint8)
-    order = list(range(count))
-    for turn in range(repeats):
-        place = folder / str(turn)
-        place.mkdir()
-        with opened(place, V41, threads=threads, backend=backend, quota=8 << 30) as store:
-            def write(store: Store = store) -> None:
-                tickets = [store.publish(keys[i].tobytes(), ROOT, i, ids[i * 128 : i * 128 + 128],
-                                         [payload[i % 4096 : i % 4096 + V41.payload_bytes]]) for i in range(count)]
-                for ticket in tickets:
-                    ticket.wait(time.monotonic() + 60)
-                assert all(t.statuses[0] is Status.OK for t in tickets)
+    def __init__(self, store: Store, blocks: int, count: int) -> None:
+        self.store, self.blocks, self.count = store, blocks, count
+        self.payload = np.random.default_rng(2).integers(0, 256, V41.payload_bytes + 4096, dtype=np.uint8)
+        self.into = np.zeros((3 * blocks, V41.payload_bytes), dtype=np.uint8)
+        self.syncs, sync = 0, store.files.sync
 
-            def read(store: Store = store) -> None:
-                under_way: list[Ticket] = []
-                for at in range(0, count, blocks):
-                    some = np.array(order[at : at + blocks])
-                    under_way.append(store.fetch(keys[some], ids.reshape(-1, 128)[some].ravel(),
-                                                 [[into[n % len(into)]] for n in range(at, at + len(some))]))
-                    if len(under_way) > 2:
-                        assert set(store.poll(under_way.pop(0), time.monotonic() + 60)) == {Status.OK}
-                for ticket in under_way:
-                    assert set(store.poll(ticket, time.monotonic() + 60)) == {Status.OK}
+        def counted(fd: int, point: Point) -> None:
+            self.syncs += 1
+            sync(fd, point)
 
+        vars(store.files)["sync"] = counted
+        self.renew(0)
+        self._publish(min(64, count))
+
+    def renew(self, turn: int) -> None:
+        """Other blocks, for the next turn."""
+        self.ids = np.random.default_rng(turn).integers(0, 129_280, self.count * 128)
+        self.keys = chain_keys(root_key(b"weights", b"numerics", str(turn).encode()), self.ids, 128)
+
+    def _publish(self, count: int) -> None:
+        ids = self.ids.reshape(-1, 128)
+        tickets = [self.store.publish(self.keys[i].tobytes(), ROOT, i, ids[i],
+                                      [self.payload[i % 4096 : i % 4096 + V41.payload_bytes]]) for i in range(count)]
+        for ticket in tickets:
+            ticket.wait(time.monotonic() + 60)
+        assert all(t.statuses[0] is Status.OK for t in tickets)
+
+    def write(self) -> None:
+        self._publish(self.count)
+        self.store.writers.sync(now=True)
+
+    def read(self, order: list[int]) -> None:
+        under_way: list[Ticket] = []
+        for at in range(0, len(order), self.blocks):
+            some = np.array(order[at : at + self.blocks])
+            under_way.append(self.store.fetch(self.keys[some], self.ids.reshape(-1, 128)[some].ravel(), [
+                [self.into[n % len(self.into)]] for n in range(at, at + len(some))]))
+            if len(under_way) > 2:
+                assert set(self.store.poll(under_way.pop(0), time.monotonic() + 60)) == {Status.OK}
+        for ticket in under_way:
+            assert set(self.store.poll(ticket, time.monotonic() + 60)) == {Status.OK}
+
+
+def bench_io(folder: Path, memory: int, threads: int, turns: int, backend: str, blocks: int) -> None:
+    """Random 112 KiB records, a working set of twice the memory tier. In every turn both sides write and read as much,
+    one after the other, and who begins changes: what the disk does meanwhile meets both. A turn gives one ratio."""
+    count, rng = 2 * memory // V41.stride, random.Random(3)
+    taken: dict[str, list[tuple[float, float]]] = {w: [] for w in ("write", "bare write", "read", "bare read")}
+    bare = Bare(folder / "bare", count, threads)
+    with opened(folder, V41, threads=threads, backend=backend, quota=8 << 30) as store:
+        ours, sync_bytes = Ours(store, blocks, count), store.settings.sync_bytes
+        ours.syncs = 0
+        for turn in range(turns):
+            ours.renew(turn + 1)
+            bare.renew()
+            order = list(range(count))
             rng.shuffle(order)
-            taken["write"].append(worked(write))
-            taken["bare write"].append(bare(place / "bare", count, threads, True, list(range(count))))
-            taken["read"].append(worked(read))
-            taken["bare read"].append(bare(place / "bare", count, threads, False, order))
-            name = store.mover.name
-        shutil.rmtree(place)
+            acts = [("write", ours.write), ("bare write", lambda: bare.write(list(range(count)), sync_bytes)),
+                    ("read", lambda order=order: ours.read(order)),
+                    ("bare read", lambda order=order: bare.read(order))]
+            for pair in (acts[:2], acts[2:]):
+                for what, act in pair if turn % 2 else pair[::-1]:
+                    taken[what].append(worked(act))
+        name = store.mover.name
     print(f"{count} records of {V41.stride:,} bytes in random order, {blocks} a fetch, {threads} threads, "
-          f"backend {name}, best of {repeats}")
+          f"backend {name}, {turns} turns; syncs {ours.syncs} beside {bare.syncs}")
     for what in ("read", "write"):
-        ours, theirs = (min(taken[name])[0] for name in (what, f"bare {what}"))
-        size, work = count * V41.stride / 1e9, [min(t[1] for t in taken[n]) for n in (what, f"bare {what}")]
-        turns = [100 * b[0] / a[0] for a, b in zip(taken[what], taken[f"bare {what}"], strict=True)]
-        print(f"  {what:5}  store {size / ours:.2f} GB/s, bare {size / theirs:.2f} GB/s: {100 * theirs / ours:.0f} % "
-              f"(median of turns {statistics.median(turns):.0f} %); "
-              f"processor time a record {work[0] / count * 1e6:.0f} and {work[1] / count * 1e6:.0f} us")
+        mine, theirs = taken[what], taken[f"bare {what}"]
+        ratios = [100 * b[0] / a[0] for a, b in zip(mine, theirs, strict=True)]
+        low, middle, high = np.percentile(ratios, [25, 50, 75])
+        rates = [count * V41.stride / 1e9 / statistics.median(t[0] for t in side) for side in (mine, theirs)]
+        work = [statistics.median(t[1] for t in side) / count * 1e6 for side in (mine, theirs)]
+        print(f"  {what:5}  store {rates[0]:.2f} GB/s, bare {rates[1]:.2f} GB/s; ratio of a turn {middle:.0f} % "
+              f"(median; quartiles {low:.0f} and {high:.0f}, all {min(ratios):.0f} to {max(ratios):.0f}); "
+              f"processor time a record {work[0]:.0f} and {work[1]:.0f} us")
 
 
 # ---- lookup ----
@@ -322,9 +383,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["io", "lookup", "trace", "prefill", "rebuild"])
     parser.add_argument("--folder", type=Path, help="where to measure")
-    parser.add_argument("--memory", type=int, default=64, metavar="MIB", help="of io: half the working set")
+    parser.add_argument("--memory", type=int, default=128, metavar="MIB", help="of io: half the working set")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10, help="of io: turns")
     parser.add_argument("--blocks", type=int, default=128, help="of io: blocks of a fetch; 128 are 16,384 ids")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--sessions", type=int, default=6)

@@ -6,12 +6,14 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, open_store, wait_for
+from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, open_store, ring_of, wait_for
 
 from deepinfer.runtime.store import Flags, Layout, Status
 from deepinfer.runtime.store.catalog import Catalog
@@ -123,17 +125,21 @@ def segment_of(tmp_path: Path, native: NativeRecords, chain: Chain) -> int:
     return os.open(tmp_path / "records", os.O_RDONLY)
 
 
+def rings() -> set[int]:
+    """Descriptors of this process that are rings."""
+    names = [name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
+    return {int(name) for name in names if "io_uring" in os.readlink(f"/proc/self/fd/{name}")}
+
+
 def reader_of(native: NativeRecords, how: str) -> Callable[[NDArray[np.void], NDArray[np.uint64]], int]:
-    """``native.read``, or the same through a ring; "broken": one that the kernel knows nothing of any more."""
+    """``native.read``, or the same through a ring; "broken": one that the kernel takes nothing from any more."""
     if how == "calls":
         return native.read
-    before = set(Path("/proc/self/fd").iterdir())
+    before = rings()
     ring = ring_of(native)
     if how == "broken":
-        fds = [p for p in set(Path("/proc/self/fd").iterdir()) - before if p.is_symlink() and "io_uring" in os.readlink(p)]
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, int(fds[0].name))
-        os.close(null)
+        with open(os.devnull) as null:
+            os.dup2(null.fileno(), *(rings() - before))
     return partial(native.read_ring, ring)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.runtime.store.arena import Arena
 from deepinfer.runtime.store.bulk import Piece
@@ -48,14 +49,16 @@ class ThreadMover:
     """``settings.threads`` threads that read: runs in Python, pieces in one call of the native part."""
 
     name = THREADS
+    slots_each = _RUN
 
     def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader) -> None:
         self._reader = reader
         self._queue: queue.SimpleQueue[Run | Piece | None] = queue.SimpleQueue()
         self.run_length = max(1, min(_RUN, arena.count // (2 * settings.threads)))
-        self._threads = [threading.Thread(target=self._work, args=([arena.view(s) for s in slots],), daemon=True,
+        each = max(1, min(self.slots_each, arena.count // (2 * settings.threads)))
+        self._threads = [threading.Thread(target=self._work, args=([arena.view(s) for s in slots], i), daemon=True,
                                           name=f"store-read-{i}")
-                         for i in range(settings.threads) if (slots := arena.take(self.run_length))]
+                         for i in range(settings.threads) if (slots := arena.take(each))]
         for thread in self._threads:
             thread.start()
 
@@ -78,10 +81,14 @@ class ThreadMover:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _work(self, views: list[memoryview]) -> None:
+    def read(self, piece: Piece, slots: NDArray[np.uint64], number: int) -> None:
+        """A piece in thread ``number``, into memory at ``slots``."""
+        piece.read(slots)
+
+    def _work(self, views: list[memoryview], number: int) -> None:
         slots = np.array([address_of(view) for view in views], dtype=np.uint64)
         while (job := self._queue.get()) is not None:
             if isinstance(job, Piece):
-                job.read(slots)
+                self.read(job, slots, number)
             else:
                 self._reader.execute(job, views)

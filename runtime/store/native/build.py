@@ -10,6 +10,7 @@ from deepinfer.runtime.native.build import compiler_name, run_compiler
 from deepinfer.runtime.store.native import LIBRARY
 
 SOURCE = Path(__file__).resolve().parent / "records.cpp"
+HEADER = SOURCE.parent / "ring.h"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-static-libstdc++",
          "-static-libgcc", "-s", "-Wl,--build-id=none")
 
@@ -20,7 +21,8 @@ def build_store(cache: Cache | None = None) -> Entry:
     Raises ToolchainError without a usable compiler, PlanError without room for its output.
     """
     compiler, store = cxx_compiler(), cache or Cache()
-    key = {"kind": "store", "compiler": compiler_name(compiler), "flags": list(FLAGS), "source": file_digest(SOURCE)}
+    key = {"kind": "store", "compiler": compiler_name(compiler), "flags": list(FLAGS),
+           "source": [file_digest(SOURCE), file_digest(HEADER)]}
 
     def make(folder: Path) -> None:
         run_compiler([compiler, *FLAGS, SOURCE.name, "-o", str(folder / LIBRARY)], SOURCE.parent, LIBRARY, store.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -18,7 +19,7 @@ from deepinfer.runtime.store.layout import FORMAT, MOST_SECTIONS, Layout
 from deepinfer.runtime.store.record import seed_of
 from deepinfer.runtime.store.tier import Flags
 
-_ABI = 2
+_ABI = 3
 _SUMS = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")  # the first chooses its instructions by itself
 KEY = "V16"
 WANT = np.dtype([("fd", "<i4"), ("slot", "<u4"), ("offset", "<u8"), ("seed", "<u8"), ("uuid", KEY), ("key", KEY),
@@ -73,7 +74,9 @@ class NativeRecords:
             raise OSError(f"{library}: {failure}") from None
         if (abi, *sizes) != (_ABI, _LAYOUT.itemsize, WANT.itemsize, MAKE.itemsize):
             raise OSError(f"{library} is of another version")
-        self._dll.store_read.restype = self._dll.store_make.restype = ctypes.c_int64
+        for function in (self._dll.store_read, self._dll.store_read_ring, self._dll.store_make):
+            function.restype = ctypes.c_int64
+        self._dll.store_ring_open.restype = ctypes.c_void_p
         self._sum = _sum_address()
         self._layout = np.zeros(1, dtype=_LAYOUT)
         self._layout["stride"], self._layout["sections"] = layout.stride, len(layout.sections)
@@ -91,6 +94,19 @@ class NativeRecords:
         """
         return int(self._dll.store_read(self._at, _pointer(wants), ctypes.c_int64(len(wants)), _pointer(slots),
                                         ctypes.c_int64(len(slots)), self._sum))
+
+    def read_ring(self, ring: NativeRing, wants: NDArray[np.void], slots: NDArray[np.uint64]) -> int:
+        """As ``read``, through a ring of this thread's: as many records are under way as there are slots."""
+        return int(self._dll.store_read_ring(ring.at, self._at, _pointer(wants), ctypes.c_int64(len(wants)),
+                                             _pointer(slots), ctypes.c_int64(len(slots)), self._sum))
+
+    def open_ring(self, reads: int) -> NativeRing:
+        """A ring for ``reads`` reads under way; OSError where the machine has none, or forbids it."""
+        error = ctypes.c_int32()
+        at = self._dll.store_ring_open(ctypes.c_uint32(reads), ctypes.byref(error))
+        if not at:
+            raise OSError(error.value, os.strerror(error.value))
+        return NativeRing(self._dll, ctypes.c_void_p(at))
 
     def prove(self, wants: NDArray[np.void], record: memoryview) -> None:
         """The same for one record ([1] of WANT) whose bytes are there."""
@@ -110,9 +126,11 @@ class NativeRecords:
         makes = np.zeros(len(writes), dtype=MAKE)
         parts, first = parts_of([write.payload for write in writes])
         makes["record"] = [address_of(view) for view in views[: len(writes)]]
-        makes["ids"] = [address_of(memoryview(write.ids)) for write in writes]
+        ids = b"".join(write.ids for write in writes)
+        makes["ids"] = np.arange(len(writes), dtype=np.uint64) * np.uint64(len(ids) // max(1, len(writes)))
+        makes["ids"] += np.uint64(address_of(memoryview(ids)))
         makes["from"], makes["parts"] = first, [len(write.payload) for write in writes]
-        makes["seed"] = [seed_of(uuid, slot) for slot in slots]
+        makes["seed"] = np.array(slots, dtype=np.uint64) + np.uint64(seed_of(uuid, 0))  # modulo 2^64, as seed_of does
         makes["written"] = [now if write.written is None else write.written for write in writes]
         makes["uuid"] = np.void(uuid)
         for name in ("key", "parent", "extra"):
@@ -121,8 +139,20 @@ class NativeRecords:
         makes["flags"] = [int(write.flags) for write in writes]
         written = int(self._dll.store_make(self._at, _pointer(makes), ctypes.c_int64(len(makes)), ctypes.c_int(fd),
                                            ctypes.c_uint64(offset), self._sum))
-        del parts  # lived until here
+        del parts, ids  # lived until here
         return [int(total) for total in makes["sum"].tolist()], written
+
+
+class NativeRing:
+    """An io_uring, for one thread."""
+
+    def __init__(self, dll: ctypes.CDLL, at: ctypes.c_void_p) -> None:
+        self._dll, self.at = dll, at
+
+    def close(self) -> None:
+        """With nothing under way."""
+        self._dll.store_ring_close(self.at)
+        self.at = ctypes.c_void_p()
 
 
 def open_native(library: Path | None, layout: Layout) -> tuple[NativeRecords | None, str]:

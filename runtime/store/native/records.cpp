@@ -1,21 +1,26 @@
 // Batches of records in one call: read neighbours past the page cache, prove each, copy its payload to whoever asked;
 // and the way back, assembling records that prove themselves. The meaning is that of runtime/store/record.py, and a
-// test compares the two. Nothing is allocated here and no lock is taken.
+// test compares the two. Nothing is allocated while records are moved, and no lock is taken.
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
+
+#include "ring.h"
 
 #define STORE_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-constexpr int kAbi = 2;
+constexpr int kAbi = 3;
 constexpr int kMostSections = 16;
 constexpr int kMostNeighbours = 64;
 constexpr int kWrittenTogether = 4;
@@ -179,6 +184,39 @@ int64_t read_neighbours(const Layout& layout, const Want& first, int count, cons
   return rest < 0 ? rest : (at + rest > got ? at + rest : got);
 }
 
+// One record of ``got`` bytes, or a negative errno, that was read into ``slot``: prove it and hand it over.
+void judge(const Layout& layout, Want& want, uint64_t slot, int64_t got, Sum sum) {
+  want.got = got;
+  if (got < 0)
+    want.status = moves(&want.state, kWaiting, kEnded) ? kIoError : kCancelled;
+  else
+    end(layout, reinterpret_cast<const uint8_t*>(slot), got >= static_cast<int64_t>(layout.stride), want, sum);
+}
+
+// Reads of one call through a ring: which record is in which slot.
+struct UnderWay {
+  int64_t record[kMostNeighbours];
+  int free[kMostNeighbours];
+  int free_count = 0, reads = 0;
+};
+
+// Queue records from ``next`` on while there are slots; returns the first that is not queued.
+int64_t queue(store::Ring& ring, const Layout& layout, Want* wants, int64_t next, int64_t count, const uint64_t* slots,
+              UnderWay& under_way) {
+  for (; next < count && under_way.free_count; next++) {
+    Want& want = wants[next];
+    if (__atomic_load_n(&want.state, __ATOMIC_ACQUIRE) != kWaiting) {
+      want.status = kCancelled;
+      continue;
+    }
+    const int slot = under_way.free[--under_way.free_count];
+    under_way.record[slot] = next;
+    under_way.reads++;
+    ring.prepare(want.fd, slots[slot], static_cast<uint32_t>(layout.stride), want.offset, static_cast<uint64_t>(slot));
+  }
+  return next;
+}
+
 }  // namespace
 
 STORE_API int store_abi() { return kAbi; }
@@ -209,16 +247,71 @@ STORE_API int64_t store_read(const Layout* layout, Want* wants, int64_t count, c
       n++;
     const int64_t got = read_neighbours(*layout, want, static_cast<int>(n), slots);
     if (got > 0) moved += got;
-    for (int64_t i = 0; i < n; i++) {
-      Want& each = wants[first + i];
-      each.got = got;
-      if (got < 0)
-        each.status = moves(&each.state, kWaiting, kEnded) ? kIoError : kCancelled;
-      else
-        end(*layout, reinterpret_cast<const uint8_t*>(slots[i]), got >= (i + 1) * static_cast<int64_t>(layout->stride),
-            each, sum);
-    }
+    for (int64_t i = 0; i < n; i++)
+      judge(*layout, wants[first + i], slots[i], got < 0 ? got : got - i * static_cast<int64_t>(layout->stride), sum);
     first += n;
+  }
+  return moved;
+}
+
+// A ring for ``reads`` reads under way that was seen to read, or null and the errno of what is forbidden here.
+STORE_API void* store_ring_open(uint32_t reads, int32_t* error) {
+  store::Ring* ring = new (std::nothrow) store::Ring;
+  *error = ring == nullptr ? ENOMEM : -ring->open(reads);
+  const int zeros = *error ? -1 : open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  if (zeros >= 0) {
+    uint64_t data = 1, tag = 0;
+    int64_t got = 0;
+    ring->prepare(zeros, reinterpret_cast<uint64_t>(&data), sizeof data, 0, 7);
+    *error = -ring->enter(true);
+    if (!*error && !(ring->next(tag, got) && tag == 7 && got == sizeof data && data == 0)) *error = got < 0 ? -got : EIO;
+    close(zeros);
+  }
+  if (!*error) return ring;
+  delete ring;
+  return nullptr;
+}
+
+STORE_API void store_ring_close(void* ring) { delete static_cast<store::Ring*>(ring); }
+
+// As store_read, through a ring: as many records as there are slots are read at a time, and each is proved and handed
+// over while the others are on their way. What the kernel does not take is read with preadv.
+STORE_API int64_t store_read_ring(void* given, const Layout* layout, Want* wants, int64_t count, const uint64_t* slots,
+                                  int64_t slot_count, Sum sum) {
+  store::Ring& ring = *static_cast<store::Ring*>(given);
+  UnderWay under_way;
+  while (under_way.free_count < slot_count && under_way.free_count < kMostNeighbours &&
+         under_way.free_count < static_cast<int>(ring.room)) {
+    under_way.free[under_way.free_count] = under_way.free_count;
+    under_way.free_count++;
+  }
+  int64_t moved = 0;
+  const auto ended = [&](uint64_t slot, int64_t got) {
+    Want& want = wants[under_way.record[slot]];
+    if (got == -EINTR || got == -EAGAIN || (got > 0 && got < static_cast<int64_t>(layout->stride)))
+      got = read_neighbours(*layout, want, 1, slots + slot);
+    if (got > 0) moved += got;
+    judge(*layout, want, slots[slot], got, sum);
+    under_way.free[under_way.free_count++] = static_cast<int>(slot);
+    under_way.reads--;
+  };
+  for (int64_t next = 0; next < count || under_way.reads;) {
+    next = queue(ring, *layout, wants, next, count, slots, under_way);
+    const int failed = under_way.reads ? ring.enter(true) : 0;
+    if (failed && failed != -EINTR) {
+      sched_yield();
+      while (ring.waiting) {
+        const uint64_t slot = ring.take_back();
+        ended(slot, read_neighbours(*layout, wants[under_way.record[slot]], 1, slots + slot));
+      }
+    }
+    uint64_t slot = 0;
+    int64_t got = 0;
+    while (ring.next(slot, got)) {
+      ended(slot, got);
+      next = queue(ring, *layout, wants, next, count, slots, under_way);
+      if (ring.waiting) ring.enter(false);  // at once: the disk is not to wait for the proof of the next record
+    }
   }
   return moved;
 }
