@@ -77,9 +77,9 @@ def attention(unit: str, grid: Grid, rows: int, wide: int, tall: int, size: int,
 
 
 def scores(unit: str, grid: Grid, rows: int, wide: int, heads: int, size: int, copies: int, bits: int) -> Work:
-    """Scores of entries, and their selection bit by bit."""
+    """Scores of entries, and their selection: a histogram for each byte of the scores, and of the numbers for ties."""
     deep = 16 if size == 2 else 8
     cube = math.ceil(wide / deep) * rows / 16 / 16.0
-    vector = wide / LANES * 14 / 2 + heads * 6 / LANES + (bits + 31) * 5 / LANES
+    vector = wide / LANES * 14 / 2 + heads * 6 / LANES + (bits / 8 * 8 + 4 * 11) / LANES
     key = (("M", cube), ("V", vector), ("MTE3", wide * size / PATHS["UB_L1"]), ("S", copies * COPY))
     return Work(unit, grid_of(grid), key=key, overlapped=False)

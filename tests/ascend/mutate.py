@@ -20,7 +20,8 @@ if __name__ == "__main__":
 import numpy as np
 from ascend.mutants import Mutant, mutants
 from ascend.on_twin import launch, source_of, twin_of
-from cpu.regions import regions_of
+from ascend.scenes import awkward, more_picks
+from cpu.regions import RegionRunner, regions_of
 from cuda.arguments import Arguments, arguments
 from golden.cases import load_case
 
@@ -31,39 +32,60 @@ from deepinfer.codegen.cache import Cache
 
 RESULT = Path(__file__).with_name("mutants.json")
 CASE = "v41_c_quant"
-# Rows fed before, and rows of the step: so many products that every buffer comes round again, and fewer entries than a
-# selection has places.
-SCENES = {"gemm": (141, 136), "attend": (70, 6), "rowwise": (141, 6)}
+# Rows fed before, and rows of the step: so many products that every buffer comes round again; fewer entries than a
+# selection has places; windows of one tile, of which one vector core has nothing, and of two.
+SCENES = {"gemm": [(141, 136)], "attend": [(70, 6), (20, 6)], "rowwise": [(141, 6)]}
 MANY = 64  # blocks: one for each item
 SEED = 11
 
 
 @dataclass
+class Scene:
+    """Arguments of a step, as before the launch, and all memory after it."""
+
+    made: Arguments
+    right: list[Any] = field(default_factory=list)
+
+
+@dataclass
 class Subject:
-    """A kernel with the arguments of a real step, and what it gives on the twin."""
+    """A kernel, and what it gives on the twin on real steps."""
 
     title: str
     source: AscendSource
-    made: Arguments  # as before the launch
-    right: list[Any] = field(default_factory=list)
+    scenes: list[Scene] = field(default_factory=list)
 
-    def run(self, source: AscendSource, twin: Twin, blocks: int = 1) -> tuple[str, list[Any]]:
+    def run(self, scene: Scene, source: AscendSource, twin: Twin, blocks: int = 1) -> tuple[str, list[Any]]:
         """What the twin says, and all memory after the launch."""
-        values = copied(self.made.values)
-        wrong = launch(source, twin, Arguments(values, {}, self.made.rows), blocks)
+        values = copied(scene.made.values)
+        wrong = launch(source, twin, Arguments(values, {}, scene.made.rows), blocks)
         return wrong, values
+
+    def add(self, made: Arguments) -> None:
+        scene = Scene(made)
+        wrong, scene.right = self.run(scene, self.source, twin_of([self.source]))
+        assert not wrong, wrong
+        self.scenes.append(scene)
 
     def caught(self, source: AscendSource, twin: Twin) -> str:
         """How a mutant shows: the twin's first sentence, or "other results"; "" if it does not. In one block every
         buffer is used again, in many none holds what an earlier item left there."""
         scratch = [p.where == ("scratch",) for p in source.parameters]
-        for blocks in (1, MANY):
-            wrong, values = self.run(source, twin, blocks)
-            if wrong:
-                return wrong.split("\n")[0].split(": ", 1)[-1]
-            if not all(np.array_equal(a, b) for a, b, s in zip(values, self.right, scratch, strict=True) if not s):
-                return "other results"
+        for scene in self.scenes:
+            for blocks in (1, MANY):
+                wrong, values = self.run(scene, source, twin, blocks)
+                if wrong:
+                    return wrong.split("\n")[0].split(": ", 1)[-1]
+                if not all(same(a, b) for a, b, s in zip(values, scene.right, scratch, strict=True) if not s):
+                    return "other results"
         return ""
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit by bit: what is no number is compared too."""
+    if not isinstance(a, np.ndarray):
+        return bool(a == b)
+    return bool(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)))
 
 
 def copied(values: Sequence[Any]) -> list[Any]:
@@ -71,32 +93,32 @@ def copied(values: Sequence[Any]) -> list[Any]:
 
 
 def subjects(wanted: Sequence[str], each: int = 1) -> list[Subject]:
-    """``each`` kernels of every family in ``wanted``, the ones with most tile ops, on one step of a golden case."""
-    found = []
-    for family in wanted:
-        prompt, rows = SCENES.get(family, SCENES["rowwise"])
+    """``each`` kernels of every family in ``wanted``, the ones with most tile ops, on steps of a golden case."""
+    return [subject for family in wanted for subject in _of_family(family, each)]
+
+
+def _of_family(family: str, each: int) -> list[Subject]:
+    found: dict[str, Subject] = {}
+    for prompt, rows in SCENES.get(family, SCENES["rowwise"]):
         runner, kernels = regions_of(load_case(CASE), prompt, rows, keep=rows - 2, wanted=3)
         all_of = {k.spec.digest(): k for k in kernels if k.spec.family == family}.values()
         ranked = sorted(all_of, key=lambda k: (k.rows != "T", -sum(len(p) for _, p in k.spec.slots), k.spec.digest()))
         for k in ranked[:each]:
-            seen: list[Subject] = []
 
-            def take(spec: Any, step: Any, operands: Any, *, rows: str = "", seen: list[Subject] = seen,
+            def take(spec: Any, step: Any, operands: Any, *, rows: str = "", runner: RegionRunner = runner,
                      **_: Any) -> dict[int, Any]:
-                source = source_of(spec)
+                harder = more_picks(spec)
+                source = source_of(harder)
                 made = arguments(spec, source, step, operands, rows)
-                before = Arguments(copied(made.values), {}, made.rows)
-                subject = Subject(f"{spec.family}: {spec.symbol}", source, before)
-                wrong, subject.right = subject.run(source, twin_of([source]))
-                assert not wrong, wrong
-                seen.append(subject)
-                launch(source, twin_of([source]), made)
+                scene = Arguments(copied(made.values), {}, made.rows)
+                awkward(harder, source, scene, runner)
+                title = f"{spec.family}: {harder.symbol}"
+                found.setdefault(title, Subject(title, source)).add(scene)
                 return made.outputs
 
             runner.launch = take
             runner.check(k)
-            found += seen[:1]
-    return found
+    return list(found.values())
 
 
 @contextmanager
@@ -135,10 +157,8 @@ def survivors(subject: Subject, chosen: Sequence[Mutant]) -> tuple[list[Mutant],
 
 
 def sample(subject: Subject, count: int, seed: int = SEED) -> list[Mutant]:
-    """The same ``count`` mutants each time, of those that the committed result saw."""
-    known = json.loads(RESULT.read_text())["kernels"] if RESULT.exists() else []
-    left = {x for r in known for x in r["survivors"] if r["kernel"] == subject.title}
-    every = [m for m in mutants(subject.source.text) if str(m) not in left]
+    """The same ``count`` mutants each time."""
+    every = list(mutants(subject.source.text))
     return random.Random(seed).sample(every, min(count, len(every)))
 
 

@@ -28,8 +28,15 @@ def emit(spec: KernelSpec) -> AscendSource:
     work = cost.rowwise(VECTOR, stage.grid, printer.cycles, len(printer.loads) + len(printer.stores), turns)
     return render(spec, signature, [stage], [memory], work=work, constants=bytes(printer.constants.blob),
                   functions=resolved(printer.functions), heads=resolved(printer.heads), loads=resolved(printer.loads),
-                  body=resolved(printer.lines), stores=resolved(printer.stores), turns=turns,
-                  buffers=memory.declared())
+                  body=resolved(printer.lines), waits=not _arrives(printer), stores=resolved(printer.stores),
+                  turns=turns, buffers=memory.declared())
+
+
+def _arrives(printer: Printer) -> bool:
+    """Whether the vector unit waits for a copy into UB before its first function anyhow: copies in are in order, so
+    that what was loaded in front of all rows is there too."""
+    first = next((x for x in printer.lines if "asc_vf_call" in x or x.startswith("asc_lock(PIPE_V, ")), "")
+    return bool(printer.loads) or first.startswith("asc_lock(PIPE_V, ")
 
 
 def _planned(spec: KernelSpec, program: TileProgram, *, pieces: bool) -> tuple[Signature, Memory, Printer, int]:

@@ -17,9 +17,10 @@ from deepinfer.backends.ascend950.source import MIX, AscendSource, Grid, Stage, 
 from deepinfer.backends.ascend950.tile.special import FORMATS
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.codegen.kernels.spec import KernelSpec
-from deepinfer.errors import InternalError
+from deepinfer.errors import InternalError, PlanError
 
 PIECE = 4096  # entries whose scores are held at a time
+_MOST = 65535  # what a bin of a histogram counts up to
 
 
 def emit(spec: KernelSpec) -> AscendSource:
@@ -97,6 +98,9 @@ def _selection(signature: Signature, n: int, s: dict[str, Any]) -> dict[str, Any
         op = signature.operand(i)
         return f"{base} + ({signature.row_of(op.rows)}) * {op.size}"
 
+    if padded(s["k"], 64) + PIECE > _MOST:
+        raise PlanError(f"a selection of {s['k']} entries does not fit into the counts of a histogram", found=s["k"],
+                        allowed=f"at most {_MOST - PIECE}", next_step="choose fewer entries")
     out = {"n": n, "k": s["k"], "kept": padded(s["k"], 64), "block": s["block"], "given": "", "pinned": "",
            "listed": "", "count": 0, "within": s["within_block"] or 1,
            "out": place(s["out"], signature.value(s["out"]))}
@@ -126,6 +130,7 @@ def _memories(spec: KernelSpec, passes: list[dict[str, Any]], selections: list[d
     ub.new("numbers", PIECE * 4 + 256)
     ub.new("listed", max((p["listed"] for p in passes), default=0) * 4 + 512)
     ub.new("threshold", 512)
+    ub.new("bins", 512)
     most = max(s["kept"] for s in selections)
     for name in ("best", "best_places", "ordered"):
         ub.new(name, most * 4 + 512)

@@ -113,56 +113,87 @@ DI_V vector_int32_t di_sum_everywhere(vector_int32_t x) {
     asc_duplicate(every, sum, di_all());
     return every;
 }
-// The k-th largest of n keys, bit by bit, and the number up to which entries of that key are among the best k.
+// The `need`-th largest of n numbers of `bits` bits, a byte at a time from the top: how often each value of the byte
+// comes among those that agree so far, then the value with which the counts reach `need`, which falls to the rank among
+// its equals. The numbers are the keys, or with `among` ~place of the entries whose key is `same`.
+DI_V vector_uint32_t di_kth(__ubuf__ uint32_t* keys, __ubuf__ int32_t* places, vector_uint32_t same, int32_t among,
+                            __ubuf__ uint16_t* bins, uint32_t n, vector_int32_t& need, uint32_t bits) {
+    vector_bool all = di_all(), firsts, m, counted;
+    vector_uint32_t found, prefix, k, value, key, byte;
+    vector_int32_t v, bit, candidate, lane, counts, total, none;
+    asc_duplicate_scalar(k, (uint32_t)1u, all);
+    asc_eq_scalar(firsts, di_as<vector_uint8_t>(k), (uint8_t)1, asc_create_mask_b8(PAT_ALL));  // low bytes of the lanes
+    asc_duplicate_scalar(k, (uint32_t)255u, all);
+    asc_duplicate_scalar(found, (uint32_t)0u, all);
+    asc_duplicate_scalar(none, (int32_t)0, all);
+    for (uint16_t b = 0; b < bits / 8; ++b) {
+        const int16_t shift = (int16_t)(bits - 8 - b * 8);
+        vector_uint16_t low, high;
+        asc_duplicate_scalar(low, (uint16_t)0, asc_create_mask_b16(PAT_ALL));
+        asc_duplicate_scalar(high, (uint16_t)0, asc_create_mask_b16(PAT_ALL));
+        asc_shiftright_scalar(prefix, found, shift, all);
+        for (uint16_t c = 0; c < n / 64; ++c) {
+            asc_loadalign(key, keys + c * 64);
+            value = key;
+            m = all;
+            if (among) {
+                asc_loadalign(lane, places + c * 64);
+                asc_not(value, di_as<vector_uint32_t>(lane), all);
+                asc_eq(m, key, same, all);
+            }
+            asc_shiftright_scalar(value, value, shift, all);
+            asc_and(byte, value, k, all);
+            asc_xor(value, value, byte, all);
+            asc_eq(counted, value, prefix, m);
+            asc_mask_and(counted, counted, firsts, asc_create_mask_b8(PAT_ALL));
+            asc_frequency_histogram_bin0(low, di_as<vector_uint8_t>(byte), counted);
+            asc_frequency_histogram_bin1(high, di_as<vector_uint8_t>(byte), counted);
+        }
+        asc_storealign(bins, low, asc_create_mask_b16(PAT_ALL));
+        asc_storealign(bins + 128, high, asc_create_mask_b16(PAT_ALL));
+        asc_mem_bar(VST_VLD);
+        v = none;
+        for (uint16_t step = 0; step <= 8; ++step) {  // the last one: how many are above
+            asc_duplicate_scalar(bit, (int32_t)(step < 8 ? 128 >> step : 1), all);
+            if (step < 8) {
+                asc_or(candidate, v, bit, all);
+            } else {
+                asc_add(candidate, v, bit, all);
+            }
+            total = none;
+            for (uint16_t q = 0; q < 4; ++q) {
+                asc_loadalign_unpack(byte, bins + q * 64);
+                asc_arange(lane, (int32_t)(q * 64));
+                asc_ge(m, lane, candidate, all);
+                asc_select(counts, di_as<vector_int32_t>(byte), none, m);
+                asc_add(total, total, counts, all);
+            }
+            total = di_sum_everywhere(total);
+            if (step < 8) {
+                asc_ge(m, total, need, all);
+                asc_select(v, candidate, v, m);
+            }
+        }
+        asc_sub(need, need, total, all);
+        asc_shiftleft_scalar(byte, di_as<vector_uint32_t>(v), shift, all);
+        asc_or(found, found, byte, all);
+        asc_mem_bar(VLD_VST);
+    }
+    return found;
+}
+// The k-th largest of n keys, and the number up to which entries of that key are among the best k.
 __simd_vf__ inline void di_threshold(__ubuf__ uint32_t* keys, __ubuf__ int32_t* places, __ubuf__ uint32_t* threshold,
-                                     uint32_t n, uint32_t k, uint32_t bits) {
-    vector_bool all = di_all(), over, enough;
-    vector_uint32_t t, bit, candidate, key;
-    vector_int32_t count, one, zero, need, upto;
+                                     __ubuf__ uint16_t* bins, uint32_t n, uint32_t k, uint32_t bits) {
+    vector_bool all = di_all();
+    vector_uint32_t t, upto;
+    vector_int32_t need;
     asc_duplicate_scalar(t, (uint32_t)0u, all);
-    asc_duplicate_scalar(zero, (int32_t)0, all);
-    for (uint16_t b = 0; b < bits; ++b) {
-        asc_duplicate_scalar(bit, (uint32_t)(1u << (bits - 1 - b)), all);
-        asc_or(candidate, t, bit, all);
-        count = zero;
-        for (uint16_t c = 0; c < n / 64; ++c) {
-            asc_loadalign(key, keys + c * 64);
-            asc_ge(over, key, candidate, all);
-            asc_duplicate_scalar(one, (int32_t)1, over);
-            asc_add(count, count, one, all);
-        }
-        asc_ge_scalar(enough, di_sum_everywhere(count), (int32_t)k, all);
-        asc_select(t, candidate, t, enough);
-    }
-    count = zero;
-    for (uint16_t c = 0; c < n / 64; ++c) {
-        asc_loadalign(key, keys + c * 64);
-        asc_gt(over, key, t, all);
-        asc_duplicate_scalar(one, (int32_t)1, over);
-        asc_add(count, count, one, all);
-    }
     asc_duplicate_scalar(need, (int32_t)k, all);
-    asc_sub(need, need, di_sum_everywhere(count), all);
-    upto = zero;
-    for (uint16_t b = 0; b < 31; ++b) {
-        vector_int32_t step, next, at;
-        vector_bool same, below;
-        asc_duplicate_scalar(step, (int32_t)(1 << (30 - b)), all);
-        asc_or(next, upto, step, all);
-        count = zero;
-        for (uint16_t c = 0; c < n / 64; ++c) {
-            asc_loadalign(key, keys + c * 64);
-            asc_loadalign(at, places + c * 64);
-            asc_eq(same, key, t, all);
-            asc_lt(below, at, next, same);
-            asc_duplicate_scalar(one, (int32_t)1, below);
-            asc_add(count, count, one, all);
-        }
-        asc_lt(enough, di_sum_everywhere(count), need, all);
-        asc_select(upto, next, upto, enough);
-    }
+    t = di_kth(keys, places, t, 0, bins, n, need, bits);
+    upto = di_kth(keys, places, t, 1, bins, n, need, 32);
+    asc_not(upto, upto, all);
     asc_storealign(threshold, t, all);
-    asc_storealign(threshold + 64, di_as<vector_uint32_t>(upto), all);
+    asc_storealign(threshold + 64, upto, all);
 }
 // Those beyond the threshold move to the front of the room behind; what is left of `kept` there becomes no entry.
 __simd_vf__ inline void di_shrink(__ubuf__ uint32_t* keys, __ubuf__ int32_t* places, __ubuf__ uint32_t* threshold,

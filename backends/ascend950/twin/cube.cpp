@@ -39,6 +39,18 @@ void scale(const uint8_t* scales, int64_t rows, int64_t k, std::vector<float>& v
     }
 }
 
+// An operand that one load brought only in part holds what an earlier product left there.
+void one_load(const twin::Space& space, int64_t offset, int64_t bytes, const char* what) {
+    const twin::Granule& first = space.shadow[(size_t)(offset / twin::GRANULE)];
+    for (int64_t at = offset; at < offset + bytes; at += twin::GRANULE) {
+        const twin::Granule& g = space.shadow[(size_t)(at / twin::GRANULE)];
+        if (g.writer_epoch == first.writer_epoch) continue;
+        machine.report("%s takes bytes of %s that different loads left there, of lines %d and %d", what,
+                       twin::SPACE_NAMES[space.kind], first.writer_line, g.writer_line);
+        return;
+    }
+}
+
 template <class T>
 void multiply(bool mx, float* c, const T* a, const T* b, int64_t m, int64_t k, int64_t n, int unit_flag, bool bias,
               bool zero, di_at at) {
@@ -54,7 +66,10 @@ void multiply(bool mx, float* c, const T* a, const T* b, int64_t m, int64_t k, i
     const int start = mx ? 1024 : 512;
     const int64_t a_at = offset_of(a), b_at = offset_of(b);
     const auto operand = [&](di_space which, int64_t offset, int64_t bytes, int align) {
-        return machine.touch(machine.space(which), offset, bytes, PIPE_M, false, true, align, what);
+        twin::Space& space = machine.space(which);
+        const uint8_t* const p = machine.touch(space, offset, bytes, PIPE_M, false, true, align, what);
+        one_load(space, offset, bytes, what);
+        return p;
     };
     unpack<T>(operand(DI_SPACE_L0A, a_at, steps * up(m, ROWS) * FRACTAL, start), m, k, left);
     unpack<T>(operand(DI_SPACE_L0B, b_at, steps * up(n, ROWS) * FRACTAL, start), n, k, right);

@@ -132,6 +132,16 @@ template <class T> void extreme(di_register_of<T>& dst, const di_register_of<T>&
     DI_COMPARED(asc_gt, T, >) \
     DI_COMPARED(asc_ge, T, >=)
 DI_NUMBERS(DI_ON_NUMBERS)
+void asc_eq_scalar(vector_bool& dst, const vector_uint8_t& a, uint8_t b, vector_bool mask, di_at at) {
+    machine.issue(at);
+    inside_vf("asc_eq_scalar");
+    need_defined(a, mask, "asc_eq_scalar");
+    vector_bool out{};
+    for (int i = 0; i < vector_uint8_t::LANES; ++i) {
+        if (on<uint8_t>(mask.bit, i) && a.lane[i] == b) set<uint8_t>(out.bit, i);
+    }
+    dst = out;
+}
 DI_BINARY(asc_div, float, x / y)
 DI_UNARY(asc_abs, float, std::fabs(x))
 DI_UNARY(asc_neg, float, -x)
@@ -229,6 +239,32 @@ DI_WORDS(DI_REDUCED)
 void asc_arange(vector_int32_t& dst, int32_t start) {
     for (int i = 0; i < 64; ++i) dst.lane[i] = start + i;
     std::memset(dst.undefined, 0, sizeof dst.undefined);
+}
+
+// ---- histograms ----------------------------------------------------------------------------------------------------
+namespace {
+
+void histogram(vector_uint16_t& dst, const vector_uint8_t& src, const vector_bool& mask, int first, const char* what,
+               di_at at) {
+    machine.issue(at);
+    inside_vf(what);
+    need_defined(src, mask, what);
+    need_defined(dst, vector_bool{{~0ull, ~0ull, ~0ull, ~0ull}}, what);
+    for (int i = 0; i < vector_uint8_t::LANES; ++i) {
+        const int bin = src.lane[i] - first;
+        if (on<uint8_t>(mask.bit, i) && bin >= 0 && bin < 128 && !++dst.lane[bin]) {
+            machine.report("%s counts beyond 65535", what);
+        }
+    }
+}
+
+}  // namespace
+
+void asc_frequency_histogram_bin0(vector_uint16_t& dst, const vector_uint8_t& src, vector_bool mask, di_at at) {
+    histogram(dst, src, mask, 0, "asc_frequency_histogram_bin0", at);
+}
+void asc_frequency_histogram_bin1(vector_uint16_t& dst, const vector_uint8_t& src, vector_bool mask, di_at at) {
+    histogram(dst, src, mask, 128, "asc_frequency_histogram_bin1", at);
 }
 
 // ---- conversions ---------------------------------------------------------------------------------------------------

@@ -150,6 +150,12 @@ DI_LANES(DI_ON_LANES)
                      di_at at = di_here());
 DI_WORDS(DI_ON_WORDS)
 void asc_arange(vector_int32_t& dst, int32_t start);
+void asc_eq_scalar(vector_bool& dst, const vector_uint8_t& a, uint8_t b, vector_bool mask, di_at at = di_here());
+// Add to 128 counts how often each byte value comes: of 0 .. 127, of 128 .. 255.
+void asc_frequency_histogram_bin0(vector_uint16_t& dst, const vector_uint8_t& src, vector_bool mask,
+                                  di_at at = di_here());
+void asc_frequency_histogram_bin1(vector_uint16_t& dst, const vector_uint8_t& src, vector_bool mask,
+                                  di_at at = di_here());
 
 // ---- conversions: narrow results lie at the first part of their wide lane ------------------------------------------
 void asc_float2int32_rn(vector_int32_t& dst, const vector_float& a, vector_bool mask);
