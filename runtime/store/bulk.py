@@ -5,6 +5,7 @@ What a block's status means, and what follows from it, is as in reader.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -119,7 +120,7 @@ class Bulk:
             self.metrics.read_bytes.add(got)
             worst = int(wants["got"].min())
             if worst < 0:
-                self.health.failed(READING, OSError(-worst, f"errno {-worst}"), off=False)
+                self.health.failed(READING, OSError(-worst, os.strerror(-worst)), off=False)
             self.end(piece, failed)
         finally:
             for segment in opened:

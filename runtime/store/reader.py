@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ class Reader:
         assert block is not None  # begin said so
         try:
             if got < 0:
-                self.health.failed(READING, OSError(-got, f"errno {-got}"), off=False)
+                self.health.failed(READING, OSError(-got, os.strerror(-got)), off=False)
                 self._end_all(run, Status.IO_ERROR)
                 return
             self.metrics.read_bytes.add(got)
@@ -112,7 +113,7 @@ class Reader:
             for index, (read, view) in enumerate(zip(run.reads, views, strict=True)):
                 self._end_one(read, view, block, whole=got >= (index + 1) * stride)
         finally:
-            self.catalog.release(run.reads[0].segment)
+            self._release(run)
 
     def execute(self, run: Run, views: Sequence[memoryview]) -> None:
         """All of it in this thread, with one preadv."""
@@ -128,7 +129,14 @@ class Reader:
     def fail(self, run: Run, failure: Exception) -> None:
         """A backend gave up on a run: nobody is left waiting, and reading is left for a while."""
         self.health.failed(READING, failure)
+        self._release(run)
         self._end_all(run, Status.IO_ERROR)
+
+    def _release(self, run: Run) -> None:
+        """A run that began needs its segment no longer."""
+        if run.fd >= 0:
+            run.fd = -1
+            self.catalog.release(run.reads[0].segment)
 
     def move(self, place: tuple[int, int], views: Sequence[memoryview]) -> int:
         """Bytes read, or a negative errno."""

@@ -3,12 +3,16 @@
     python tests/store/enumerate_faults.py --budget 60
     python tests/store/enumerate_faults.py --budget 60 --kill     # real processes on a real disk, ended by SIGKILL
     python tests/store/enumerate_faults.py --budget 60 --engine   # a compiled engine answers on what is left
+
+``--engine`` begins with every fault at every numbered point and goes on at random. The last results are in faults.json;
+``--write`` replaces that of the kind that ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import random
 import shutil
@@ -27,6 +31,8 @@ from store.witness_store import NOW, Chain, Clocks, open_store, wait_for
 
 from deepinfer.runtime.store import Status
 from deepinfer.runtime.store.points import Point
+
+RESULTS = Path(__file__).with_name("faults.json")
 
 
 def enumerate_all(budget: float, seed: int) -> Counter[str]:
@@ -111,16 +117,20 @@ def kill_processes(budget: float, seed: int) -> Counter[str]:
 
 
 def ask_an_engine(budget: float, seed: int) -> Counter[str]:
-    """Faults at random operations of a life with an engine's blocks; its tokens are those of the replay log."""
+    """Faults in a life with an engine's blocks, one of each kind at each point first, then at random operations; the
+    engine's tokens are those of the replay log."""
     from store.test_end_to_end import trial_of
 
     rng, done = random.Random(seed), Counter[str]()
     with trial_of() as trial:
-        cases = [(at, fault) for at, op in enumerate(trial.undisturbed[0]) for fault in Fault
-                 if op.kind != "note" and not _rot(op)]
+        ops = trial.undisturbed[0]
+        cases = [(at, fault) for at, op in enumerate(ops) for fault in Fault if op.kind != "note" and not _rot(op)]
         rng.shuffle(cases)
+        numbered = [(at, fault) for at, fault in cases if ops[at].point is not Point.OTHER]
+        first = {(ops[at].point, fault): (at, fault) for at, fault in reversed(numbered)}
+        chosen, covered = set(first.values()), set[tuple[Point, Fault]]()
         until = time.monotonic() + budget
-        for at, fault in cases:
+        for at, fault in [*first.values(), *(case for case in cases if case not in chosen)]:
             if time.monotonic() > until:
                 break
             try:
@@ -129,8 +139,18 @@ def ask_an_engine(budget: float, seed: int) -> Counter[str]:
                 print(f"failed: {at} {fault}", file=sys.stderr)
                 raise
             done[f"operations hit by {fault}"] += 1
-        print(f"{sum(done.values()) - done['blocks adopted']} of {len(cases)} cases")
+            covered.add((ops[at].point, fault))
+        done["pairs of point and fault"] = sum(point is not Point.OTHER for point, _ in covered)
+        done["points"] = len({point for point, _ in covered} - {Point.OTHER})
+        print(f"{sum(count for what, count in done.items() if 'hit by' in what)} of {len(cases)} cases")
     return done
+
+
+def keep(kind: str, budget: float, seed: int, seconds: float, done: Counter[str]) -> None:
+    """The result of a kind, beside the last ones of the others."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known[kind] = {"budget": budget, "seed": seed, "seconds": round(seconds), **dict(sorted(done.items()))}
+    RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
@@ -139,13 +159,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kill", action="store_true", help="kill real processes on the disk of the temporary folder")
     parser.add_argument("--engine", action="store_true", help="the demonstration model answers on what is left")
+    parser.add_argument("--write", action="store_true", help=f"keep the result in {RESULTS.name}")
     given = parser.parse_args()
     begun = time.monotonic()
     run = kill_processes if given.kill else ask_an_engine if given.engine else enumerate_all
     done = run(given.budget, given.seed)
     for what, count in sorted(done.items()):
         print(f"{count:7,} {what}")
-    print(f"nothing wrong was served; {time.monotonic() - begun:.0f} s, seed {given.seed}")
+    seconds = time.monotonic() - begun
+    print(f"nothing wrong was served; {seconds:.0f} s, seed {given.seed}")
+    if given.write:
+        keep("kill" if given.kill else "engine" if given.engine else "disk", given.budget, given.seed, seconds, done)
 
 
 if __name__ == "__main__":

@@ -22,58 +22,82 @@ from deepinfer.runtime.store.ring import Ring, locate, open_arena
 
 
 class Usrbio(ModuleType):
-    """Stand-in for ``hf3fs_fuse.io``: registered memory in slices, rings for one direction, results with user data."""
+    """Stand-in for ``hf3fs_fuse.io`` with the calls of its Python wrapper and of the binding below it: memory that is
+    registered by name and cut into slices, rings of one direction, descriptors that are known once, results that come
+    with user data and perhaps fewer at a time than were asked for.
+    """
 
     def __init__(self, mount: Path) -> None:
         super().__init__("hf3fs_fuse.io")
-        self.mount, self.registered, self.moved = mount, set(), 0
-        self.short = False
+        self.mount, self.moved, self.at_once = mount, 0, 1 << 30
+        self.registered: set[int] = set()
+        self.failing = self.lost = False
 
-    def extract_mount_point(self, path: str) -> str:
-        if not Path(path).is_relative_to(self.mount):
-            raise RuntimeError(f"{path} is on no mount")
-        return str(self.mount)
+    def extract_mount_point(self, path: str) -> str | None:
+        return str(self.mount) if Path(path).is_relative_to(self.mount) else None
 
-    def make_iovec(self, shm: Any, mount: str, block_size: int = 0, numa: int = -1) -> memoryview:
+    def make_iovec(self, shm: Any, hf3fs_mount_point: str, block_size: int = 0, numa: int = -1) -> UsrbioMemory:
         assert (Path("/dev/shm") / shm.name).exists(), "memory is registered by its name"
-        assert mount == str(self.mount) and len(shm.buf) == shm.size
-        return memoryview(shm.buf)
+        assert hf3fs_mount_point == str(self.mount) and len(shm.buf) == shm.size
+        return UsrbioMemory(shm.buf)
 
-    def make_ioring(self, mount: str, entries: int, for_read: bool = True, io_depth: int = 0, priority: Any = None,
-                    timeout: Any = None, numa: int = -1, flags: int = 0) -> UsrbioRing:
+    def make_ioring(self, hf3fs_mount_point: str, entries: int, for_read: bool = True, io_depth: int = 0,
+                    priority: int | None = None, timeout: int | None = None, numa: int = -1,
+                    flags: int = 0) -> UsrbioRing:
         assert flags == 2, "holes are errors"
         return UsrbioRing(self, entries, for_read)
 
-    def register_fd(self, fd: int) -> None:
+    def register_fd(self, fd: int, flags: int = 0) -> None:
+        if fd in self.registered:
+            raise OSError(errno.EEXIST, "a descriptor is registered once")
+        os.fstat(fd)
         self.registered.add(fd)
 
     def deregister_fd(self, fd: int) -> None:
+        os.fstat(fd)  # before it is closed
         self.registered.remove(fd)
+
+
+class UsrbioMemory:
+    """Memory that slices of can be read into. ``base``: where it lies; slices start and end in it."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.view = memoryview(buffer)
+
+    def __getitem__(self, part: slice) -> UsrbioMemory:
+        assert part.step is None
+        return UsrbioMemory(self.view[part])
 
 
 class UsrbioRing:
     def __init__(self, module: Usrbio, entries: int, for_read: bool) -> None:
         self.module, self.entries, self.for_read = module, entries, for_read
-        self.jobs: list[tuple[Any, int, int, Any]] = []
+        self.prepared: list[tuple[UsrbioMemory, int, int, Any]] = []
+        self.under_way: list[tuple[UsrbioMemory, int, int, Any]] = []
 
-    def prepare(self, iov: memoryview, is_read: bool, fd: int, offset: int, userdata: Any = None) -> None:
-        assert is_read == self.for_read and fd in self.module.registered and len(self.jobs) < self.entries
-        self.jobs.append((iov, fd, offset, userdata))
-
-    def submit(self) -> UsrbioRing:
+    def prepare(self, iov: UsrbioMemory, read: bool, fd: int, off: int, userdata: Any = None) -> UsrbioRing:
+        assert type(iov) is UsrbioMemory and read == self.for_read and fd in self.module.registered
+        assert len(self.prepared) + len(self.under_way) < self.entries
+        self.prepared.append((iov, fd, off, userdata))
         return self
 
-    def wait(self, max_results: int | None = None, min_results: int = 0, timeout: Any = None) -> list[Any]:
-        assert min_results <= len(self.jobs)
+    def submit(self) -> UsrbioRing:
+        self.under_way, self.prepared = self.under_way + self.prepared, []
+        return self
+
+    def wait(self, *, max_results: int = 0, min_results: int = 0, timeout: Any = None) -> list[Any]:
+        assert min_results <= len(self.under_way), "would wait for ever"
+        if self.module.lost:
+            return []
         done = []
-        for iov, fd, offset, userdata in self.jobs:
-            if self.module.short and self.for_read:
-                result = -errno.EIO
-            else:
-                result = (os.preadv if self.for_read else os.pwritev)(fd, [iov], offset)
+        count = min(max(min_results, max_results), self.module.at_once)
+        now, self.under_way = self.under_way[:count], self.under_way[count:]
+        for iov, fd, off, userdata in now:
+            result = -errno.EIO
+            if not self.module.failing:
+                result = (os.preadv if self.for_read else os.pwritev)(fd, [iov.view], off)
             self.module.moved += 1
             done.append(SimpleNamespace(result=result, userdata=userdata))
-        self.jobs = []
         return done
 
 
@@ -91,10 +115,30 @@ def test_on_a_3fs_mount_records_go_through_its_ring(tmp_path: Path, usrbio: Usrb
     chain = Chain(1, 9)
     assert chain.publish(store) == [Status.OK] * 9 and chain.fetch(store) == [Status.OK] * 9
     assert usrbio.moved == 18 and not usrbio.registered
-    usrbio.short = True
+    usrbio.failing = True
     assert chain.fetch(store) == [Status.IO_ERROR] * 9
-    usrbio.short = False
+    usrbio.failing = False
     assert chain.fetch(store) == [Status.OK] * 9
+    store.close()
+    assert not usrbio.registered
+
+
+def test_a_ring_of_3fs_may_bring_results_one_by_one_late_or_never(tmp_path: Path, usrbio: Usrbio) -> None:
+    store = open_store(tmp_path, backend="auto", threads=2, background=True, retry_seconds=0.0)
+    assert store.ready(PATIENCE) and store.mover.name == "usrbio"
+    usrbio.at_once = 1
+    chain = Chain(1, 9)
+    assert chain.publish(store) == [Status.OK] * 9 and chain.fetch(store) == [Status.OK] * 9
+    usrbio.lost = True
+    assert chain.fetch(store, 0, 1) == [Status.IO_ERROR], "a read that never comes back ends"
+    usrbio.lost = False
+    assert chain.fetch(store) == [Status.OK] * 9, "the result of a read that was given up is another's"
+    usrbio.lost = True
+    for _ in range(len(store.mover._slots)):
+        assert chain.fetch(store, 0, 1) == [Status.IO_ERROR]
+    usrbio.lost = False
+    assert chain.fetch(store, 0, 1) == [Status.IO_ERROR], "memory that a late answer may reach was used again"
+    assert not usrbio.registered and all(not s.users for s in store.catalog.by_stem.values())
     store.close()
 
 

@@ -7,14 +7,16 @@ Tested against a stand-in with the wrapper's call shapes only: no 3FS cluster wa
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
+import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from deepinfer.runtime.store.arena import Arena
 from deepinfer.runtime.store.reader import Reader, Run
@@ -23,6 +25,7 @@ from deepinfer.runtime.store.settings import USRBIO, StoreSettings
 MODULE = "hf3fs_fuse.io"
 HOLES_ARE_ERRORS = 2  # flag of make_ioring: a hole in a file is no zeros
 _DEPTH = 64
+_Job = TypeVar("_Job")
 
 
 def usrbio_refusal(folder: Path) -> str:
@@ -55,6 +58,7 @@ class UsrbioMover:
         self._reads = self._io.make_ioring(mount, _DEPTH, True, 0, None, None, arena.numa, HOLES_ARE_ERRORS)
         self._writes = self._io.make_ioring(mount, _DEPTH, False, 0, None, None, arena.numa, HOLES_ARE_ERRORS)
         self._writing = threading.Lock()
+        self._tags = itertools.count(1)
         self._slots = arena.take(min(_DEPTH, max(1, arena.count // 2)))
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="store-usrbio")
@@ -66,14 +70,18 @@ class UsrbioMover:
 
     def write(self, fd: int, views: Sequence[memoryview], offset: int) -> None:
         with self._writing, self._descriptor(fd):
+            pending: dict[int, int] = {}
             for view in views:
-                self._writes.prepare(self._slice(view), False, fd, offset, userdata=view)
+                tag = next(self._tags)
+                self._writes.prepare(self._slice(view), False, fd, offset, userdata=tag)
+                pending[tag] = len(view)
                 offset += len(view)
-            for done in self._writes.submit().wait(min_results=len(views)):
-                if done.result < 0:
-                    raise OSError(-done.result, os.strerror(-done.result))
-                if done.result != len(done.userdata):
-                    raise OSError(5, "a write of 3FS was short")
+            self._writes.submit()
+            for size, result in self._results(self._writes, pending):
+                if result < 0:
+                    raise OSError(-result, os.strerror(-result))
+                if result != size:
+                    raise OSError(errno.EIO, "a write of 3FS was short")
 
     def close(self, patience: float) -> None:
         self._queue.put(None)
@@ -93,34 +101,72 @@ class UsrbioMover:
                 return
 
     def _read(self, batch: list[Run]) -> None:
-        begun: list[tuple[Run, memoryview]] = []
-        known: set[int] = set()  # descriptors that the client of 3FS knows at the moment
+        pending: dict[int, tuple[Run, int]] = {}
+        came: list[tuple[tuple[Run, int], int]] = []
+        failure: Exception | None = None
+        try:
+            self._move(batch, pending, came)
+        except Exception as raised:
+            failure = raised
+        for (run, slot), result in came:
+            try:
+                self._ended(run, self._arena.view(slot), result)
+            except Exception as raised:  # a bug must not end the thread that reads
+                self._reader.fail(run, raised)
+        if failure is not None:
+            # What did not come back may come yet: its memory is not used again.
+            lost = {slot for _, slot in pending.values()}
+            self._slots = [slot for slot in self._slots if slot not in lost]
+            done = {id(run) for (run, _), _ in came}
+            for run in batch:
+                if id(run) not in done:
+                    self._reader.fail(run, failure)
+
+    def _move(self, batch: list[Run], pending: dict[int, tuple[Run, int]],
+              came: list[tuple[tuple[Run, int], int]]) -> None:
+        """The bytes of a batch; what is ``pending`` at the end did not come. No descriptor stays registered: runs that
+        end may close theirs."""
+        known: set[int] = set()  # the client of 3FS takes each only once
+        if not self._slots:
+            raise OSError(errno.EIO, "the ring of 3FS lost all reads that were given to it")
         try:
             for run, slot in zip(batch, self._slots, strict=False):
                 place = self._reader.begin(run)
                 if place is None:
                     continue
-                # A slot of another arena is not registered with this ring: read into ours, then copy.
-                job = (run, self._arena.view(slot))
-                begun.append(job)
                 if place[0] not in known:
-                    known.add(place[0])
                     self._io.register_fd(place[0])
-                self._reads.prepare(self._slice(job[1]), True, place[0], place[1], userdata=job)
-            results = self._reads.submit().wait(min_results=len(begun)) if begun else ()
+                    known.add(place[0])
+                tag = next(self._tags)
+                pending[tag] = run, slot
+                self._reads.prepare(self._slice(self._arena.view(slot)), True, *place, userdata=tag)
+            if pending:
+                self._reads.submit()
+            for end in self._results(self._reads, pending):
+                came.append(end)  # one by one: those that came count, whatever happens to the next
+        finally:
             while known:
                 self._io.deregister_fd(known.pop())
+
+    def _ended(self, run: Run, view: memoryview, result: int) -> None:
+        # A slot of another arena is not registered with this ring: read into ours, then copied.
+        own = run.reads[0].slot
+        if own is not None:
+            own[:] = view
+        self._reader.finish(run, [view if own is None else own], result)
+
+    @staticmethod
+    def _results(ring: Any, pending: dict[int, _Job]) -> Iterator[tuple[_Job, int]]:
+        """What was pending, and how it ended: bytes or a negative errno. A wait may bring fewer than it was asked for,
+        and results of a batch that was given up. OSError when one brings none."""
+        while pending:
+            results = ring.wait(min_results=len(pending))
+            if not results:
+                raise OSError(errno.EIO, "the ring of 3FS brought no results")
             for done in results:
-                run, view = done.userdata
-                own = run.reads[0].slot
-                if own is not None:
-                    own[:] = view
-                self._reader.finish(run, [view if own is None else own], int(done.result))
-        except Exception as failure:
-            while known:
-                self._io.deregister_fd(known.pop())
-            for run in batch:
-                self._reader.fail(run, failure)
+                job = pending.pop(done.userdata, None)
+                if job is not None:
+                    yield job, int(done.result)
 
     def _slice(self, view: memoryview) -> Any:
         offset = self._offset(view)
