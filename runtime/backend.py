@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.placement import Placement
 from deepinfer.runtime.plan import EnginePlan
 
 Outputs = dict[str, NDArray[Any]]
@@ -60,7 +61,7 @@ class Package(Protocol):
         ...
 
     def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
-              progress: bool = True) -> Engine:
+              placement: Placement | None = None, progress: bool = True) -> Engine:
         """Open a checkpoint (folder, hub id, or None for the engine's own), take the memory and bind the weights.
 
         Raises ArtifactError or PlanError in one sentence.

@@ -20,6 +20,7 @@ from deepinfer.runtime.checkpoint.room import available_memory
 from deepinfer.runtime.engine_core import EngineCore
 from deepinfer.runtime.metrics import Metrics
 from deepinfer.runtime.outputs import RequestOutput
+from deepinfer.runtime.placement import Placement
 from deepinfer.runtime.plan import OFF, EnginePlan, ReplayOption
 from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.prefix.chain import digest
@@ -54,7 +55,9 @@ class LLM:
             prompts are token ids and answers have no text.
         max_num_seqs: sequences with memory at the same time, sessions among them; at most what was compiled for.
         num_blocks: cache blocks; None: enough for all sequences at full length, or half of the free memory.
-        threads: of a CPU engine; None: the processors that this process may use.
+        threads: of a CPU engine; None: one for each processor that is named, else for each that this process may
+            use, fewer for a small model.
+        cpus, numa: its processors and memory nodes, see ``runtime.placement``; None: as the environment says.
         seed: of requests that bring none: their answers are then the same in every run; None: from the system.
         spill_bytes: host memory for sequences that give up theirs when blocks run out.
         prefix_cache: keep what was computed for later requests that begin with the same tokens. Answers depend on
@@ -81,7 +84,8 @@ class LLM:
 
     def __init__(self, engine: str | Path | ModuleType | Package, checkpoint: str | Path | None = None, *,
                  tokenizer: Any = None, max_num_seqs: int | None = None, num_blocks: int | None = None,
-                 threads: int | None = None, seed: int | None = None, spill_bytes: int = 1 << 30,
+                 threads: int | None = None, cpus: str | None = None, numa: str | None = None,
+                 seed: int | None = None, spill_bytes: int = 1 << 30,
                  prefix_cache: bool = True, prefix_snapshots: int | None = None,
                  prefix_store: str | Path | StoreSettings | None = None, loop: str | None = None,
                  num_speculative_tokens: int | None = None, schedule_drafts: bool = True,
@@ -97,9 +101,12 @@ class LLM:
         lag, drafts = _lag(self.plan, loop), _drafts(self.plan, num_speculative_tokens)
         _check_stretch(decode_stretch)
         require_runnable(self.plan.target, str(getattr(package, "path", self.plan.model)))
+        place = Placement.wanted(cpus, numa)
+        threads = place.threads(threads)
         name, slots = checkpoint or os.environ.get(LOCAL_VARIABLE) or None, _slots(self.plan, max_num_seqs)
         blocks = _blocks(package, slots, num_blocks)
-        running = package.start(name, slots=slots, blocks=blocks, threads=threads, progress=progress)
+        running = package.start(name, slots=slots, blocks=blocks, threads=threads, placement=place,
+                                progress=progress)
         prefix = None
         try:
             text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)

@@ -165,15 +165,16 @@ class NativeEngine:
     """An engine with its memory: ``slots`` sequences, ``blocks`` cache blocks, ``threads`` threads.
 
     ``lib``: the engine's ``lib`` folder; ``interface``: from its manifest; ``checkpoint``: the folder whose weights are
-    bound. Everything is allocated here and nothing in ``run``. Not thread-safe: one ``run`` at a time. Raises
-    ArtifactError for a damaged engine, PlanError when the memory cannot be had.
+    bound; ``placement``: where threads and pages go, None: as the environment says. Everything is allocated here and
+    nothing in ``run``. Not thread-safe: one ``run`` at a time. Raises ArtifactError for a damaged engine, PlanError
+    when the memory cannot be had.
     """
 
     def __init__(self, lib: str | Path, interface: Interface, *, slots: int, blocks: int,
-                 threads: int | None = None) -> None:
+                 threads: int | None = None, placement: Placement | None = None) -> None:
         self.interface = interface
-        place = Placement.wanted()
-        self.slots, self.blocks, self.threads = slots, blocks, threads or len(place.cpus) or default_threads()
+        place = placement or Placement.wanted()
+        self.slots, self.blocks, self.threads = slots, blocks, place.threads(threads) or default_threads()
         self._runner = Runner(Path(lib))
         self.memory = self._runner.memory(slots, blocks, self.threads)
         self._device = self._runner.device()

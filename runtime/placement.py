@@ -1,4 +1,6 @@
-"""Where the threads of a CPU engine run, and on which memory nodes its pages lie: wishes from the environment.
+"""Where the threads of a CPU engine run, and on which memory nodes its pages lie.
+
+Wishes are arguments (``cpus`` and ``numa`` of ``LLM`` and of the commands), else come from the environment:
 
 ``DEEPINFER_AFFINITY``  ``off`` (default): the system moves threads as it likes; ``each``: one processor for every
 thread, of those that the process may use; or a list like ``0-7,16``.
@@ -43,16 +45,21 @@ class Placement:
     numa: str = "off"
 
     @staticmethod
-    def wanted() -> Placement:
-        """What the environment asks for; PlanError where that cannot be had."""
-        numa = os.environ.get(NUMA, "").strip() or "off"
+    def wanted(cpus: str | None = None, numa: str | None = None) -> Placement:
+        """What is asked for, by arguments before the environment; PlanError where that cannot be had."""
+        numa, where = _wish(numa, "numa", NUMA)
         if numa not in MODES:
-            raise PlanError("this placement of memory does not exist", where=NUMA, found=numa, allowed=", ".join(MODES))
+            raise PlanError("this placement of memory does not exist", where=where, found=numa,
+                            allowed=", ".join(MODES))
         allowed = sorted(os.sched_getaffinity(0))
-        cpus = _affinity(os.environ.get(AFFINITY, "").strip() or "off", allowed)
-        if numa == "local" and not cpus:
-            cpus = _node_of(allowed)
-        return Placement(tuple(cpus), numa)
+        found = _affinity(*_wish(cpus, "cpus", AFFINITY), allowed)
+        if numa == "local" and not found:
+            found = _node_of(allowed)
+        return Placement(tuple(found), numa)
+
+    def threads(self, asked: int | None) -> int | None:
+        """Threads of an engine: as many as were asked for, else one for each processor that was named."""
+        return asked or len(self.cpus) or None
 
     @contextmanager
     def memory(self, set_policy: Callable[[int], int]) -> Iterator[None]:
@@ -68,7 +75,14 @@ class Placement:
             set_policy(_DEFAULT)
 
 
-def _affinity(wanted: str, allowed: list[int]) -> list[int]:
+def _wish(given: str | None, argument: str, variable: str) -> tuple[str, str]:
+    """A wish and where it comes from."""
+    if given is not None:
+        return str(given).strip(), argument
+    return os.environ.get(variable, "").strip() or "off", variable
+
+
+def _affinity(wanted: str, where: str, allowed: list[int]) -> list[int]:
     if wanted == "off":
         return []
     if wanted == "each":
@@ -76,11 +90,11 @@ def _affinity(wanted: str, allowed: list[int]) -> list[int]:
     try:
         cpus = cpu_list(wanted)
     except ValueError:
-        raise PlanError("this is no list of processors", where=AFFINITY, found=wanted,
+        raise PlanError("this is no list of processors", where=where, found=wanted,
                         allowed="off, each, or a list like 0-7,16") from None
     foreign = sorted({*cpus} - {*allowed})
     if foreign:
-        raise PlanError("the process may not use these processors", where=AFFINITY,
+        raise PlanError("the process may not use these processors", where=where,
                         found=", ".join(map(str, foreign)), allowed=", ".join(map(str, allowed)))
     return cpus
 

@@ -255,7 +255,7 @@ class WitnessPackage:
         return Need(size)
 
     def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
-              progress: bool = True) -> WitnessEngine:
+              placement: Any = None, progress: bool = True) -> WitnessEngine:
         self.engine = WitnessEngine(self.plan, slots, blocks)
         self.engine.checkpoint = Path(checkpoint) if checkpoint else None
         return self.engine

@@ -20,6 +20,7 @@ from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.checkpoint.room import Need, require_device_memory
 from deepinfer.runtime.native.build import HOST, runner_abi
 from deepinfer.runtime.native_engine import Device, Memory, NativeEngine, Runner, default_threads
+from deepinfer.runtime.placement import Placement
 from deepinfer.runtime.plan import EnginePlan
 
 # With less weights than this a thread is done sooner than the threads of a step have met.
@@ -91,11 +92,13 @@ class EnginePackage:
             require_tensors(checkpoint, self.interface.params, model)
 
     def start(self, checkpoint: str | Path | Checkpoint | None = None, *, slots: int, blocks: int,
-              threads: int | None = None, progress: bool = True, check: str = "weights") -> NativeEngine:
+              threads: int | None = None, placement: Placement | None = None, progress: bool = True,
+              check: str = "weights") -> NativeEngine:
         """Take the memory, bind a checkpoint's weights, look at each once.
 
-        ``threads``: of the engine; None: ``usual_threads``. ``check``: how far weights are looked at for NaN, see
-        ``runtime.checkpoint.scan``. Raises ArtifactError, PlanError in one sentence.
+        ``placement``: of its threads and pages; None: as the environment says. ``threads``: of the engine; None: as
+        many as processors are named there, else ``usual_threads``. ``check``: how far weights are looked at for
+        NaN, see ``runtime.checkpoint.scan``. Raises ArtifactError, PlanError in one sentence.
         """
         if isinstance(checkpoint, Checkpoint):
             self.require_fit(checkpoint)
@@ -104,7 +107,8 @@ class EnginePackage:
         if self.manifest["options"].get("layers") is not None:
             events.warn("reduced_depth", engine=self.path.name, layers=self.manifest["options"]["layers"],
                         answers="of the first layers alone, without sense")
-        sizes = self.footprint.sizes
+        sizes, placement = self.footprint.sizes, placement or Placement.wanted()
+        threads = placement.threads(threads) or self.usual_threads
         memory, device = self.memory(slots, blocks, threads), self._device()
         self._asked = None
         if device is None:
@@ -115,7 +119,7 @@ class EnginePackage:
             need = Need(0, sizes.weight_bytes + sizes.table_bytes, memory.drawing)
         checkpoint = fetch_weights(checkpoint, need)
         engine = NativeEngine(self.lib, self.interface, slots=slots, blocks=blocks,
-                              threads=threads or self.usual_threads)
+                              threads=threads, placement=placement)
         model = self.manifest["model"]
         try:
             weights = bind_weights(checkpoint, self.interface.params, model, threads=engine.threads, depth=check,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deepinfer.cli.failure import Command
+from deepinfer.cli.placement import placement_options
 from deepinfer.cli.subject import resolve_subject
 from deepinfer.errors import RequestError
 
@@ -33,9 +34,11 @@ _MODEL = "chat"
 @click.option("--temperature", type=click.FloatRange(0, 2), help="Without reasoning; with it the model wants 1.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--seed", type=int, help="Makes answers repeatable.")
+@placement_options
 @click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), metavar="PATH",
               help="tokenizer.json or its folder. Default: the checkpoint's.")
-def main(subject: str, checkpoint: str | None, tokenizer: Path | None, seed: int | None, **options: Any) -> None:
+def main(subject: str, checkpoint: str | None, tokenizer: Path | None, seed: int | None, threads: int | None,
+         cpus: str | None, numa: str | None, **options: Any) -> None:
     """Talk to ENGINE_OR_MODEL: an engine folder, or a checkpoint folder or hub id that is compiled first.
 
     \b
@@ -56,7 +59,8 @@ def main(subject: str, checkpoint: str | None, tokenizer: Path | None, seed: int
     found = resolve_subject(subject, checkpoint, {"max_model_len": None, "max_num_seqs": None})
     if found.compile is not None:
         found.compile.make()
-    with LLM(found.engine, found.checkpoint, max_num_seqs=1, seed=seed, progress=sys.stderr.isatty()) as llm:
+    with LLM(found.engine, found.checkpoint, max_num_seqs=1, seed=seed, threads=threads, cpus=cpus, numa=numa,
+             progress=sys.stderr.isatty()) as llm:
         vocabulary = read_vocabulary(tokenizer or llm.core.engine.checkpoint, None)
         vocabulary.conversation_dialect()
         conversation = Conversation(llm, vocabulary, **options)

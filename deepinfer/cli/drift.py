@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deepinfer.cli.failure import Command
+from deepinfer.cli.placement import placement_options
 from deepinfer.cli.subject import resolve_subject
 from deepinfer.errors import RequestError
 
@@ -43,10 +44,11 @@ _MEANING = {
               help="Rows that all layers compute at the end of a prompt. Default: the fewest of the training.")
 @click.option("--max-model-len", type=click.IntRange(min=1), metavar="L",
               help="Tokens to use at most; a model is compiled for so many. Default: all that the engine takes.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a CPU engine.")
+@placement_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def main(subject: str, checkpoint: str | None, text_file: Path | None, turns: int, keep: int | None,
-         max_model_len: int | None, threads: int | None, as_json: bool) -> None:
+         max_model_len: int | None, threads: int | None, cpus: str | None, numa: str | None,
+         as_json: bool) -> None:
     """Measure how far bounded replay moves the next-token distribution.
 
     A text is read as a conversation of N turns. At the end of each turn the distribution of the
@@ -68,7 +70,8 @@ def main(subject: str, checkpoint: str | None, text_file: Path | None, turns: in
     if found.compile is not None:
         found.compile.make()
     interactive = sys.stderr.isatty()
-    with LLM(found.engine, found.checkpoint, threads=threads, prefix_cache=False, progress=interactive) as llm:
+    with LLM(found.engine, found.checkpoint, threads=threads, cpus=cpus, numa=numa, prefix_cache=False,
+             progress=interactive) as llm:
         ids = _ids(llm, text_file)[: max_model_len or llm.plan.max_model_len]
 
         def shown(turns: range) -> Iterable[int]:

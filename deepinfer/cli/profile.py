@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deepinfer.cli.failure import Command
+from deepinfer.cli.placement import placement_options
 from deepinfer.disk import room_in
 from deepinfer.errors import SpecError
+from deepinfer.runtime.placement import Placement
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,13 +33,13 @@ _FILE_WIDTH = 120  # of output that no terminal wraps
               help=f"Tokens before the decoded ones. Default: {_DEFAULT_CONTEXT}, or what the engine can hold.")
 @click.option("--steps", type=click.IntRange(min=1), default=_DEFAULT_STEPS, show_default=True,
               help="Steps of each kind; medians are shown.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a CPU engine.")
+@placement_options
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               default=Path("profile.perfetto.json"), show_default=True, help="Trace for ui.perfetto.dev.")
 @click.option("--report", "report_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Also write the engine's report with the measured times.")
 def main(engine: Path, checkpoint: str | None, decode: str, prefill: str, context: int | None, steps: int,
-         threads: int | None, trace_file: Path, report_file: Path | None) -> None:
+         threads: int | None, cpus: str | None, numa: str | None, trace_file: Path, report_file: Path | None) -> None:
     """Run steps of ENGINE with random tokens, and show what each kernel takes beside its least time.
 
     The least time of a kernel is the larger of its bytes over the rate at which this machine reads
@@ -63,7 +65,8 @@ def main(engine: Path, checkpoint: str | None, decode: str, prefill: str, contex
         raise SpecError("there is no step to run", where="--decode, --prefill", next_step="name at least one")
     needed = module.need(package.plan, shapes)
     console = Console(stderr=True)
-    running = package.start(checkpoint, slots=needed.slots, blocks=needed.blocks, threads=threads)
+    running = package.start(checkpoint, slots=needed.slots, blocks=needed.blocks, threads=threads,
+                            placement=Placement.wanted(cpus, numa))
     try:
         with console.status("measuring the machine"):
             roof = importlib.import_module("deepinfer.codegen.report.machine").measured_roof(

@@ -12,6 +12,8 @@ import click
 
 from deepinfer.cli.config_file import config_option, print_config, print_config_option
 from deepinfer.cli.failure import Command
+from deepinfer.cli.placement import NAMES as PLACEMENT
+from deepinfer.cli.placement import placement_options
 from deepinfer.cli.subject import Subject, resolve_subject
 from deepinfer.errors import ArtifactError, SpecError, ToolchainError
 
@@ -39,7 +41,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               help="Requests that run at the same time; at most what the engine was compiled for.")
 @click.option("--num-blocks", type=click.IntRange(min=1), metavar="N",
               help="Cache blocks. Default: enough for all requests, or half of the free memory.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of a CPU engine. Default: all processors.")
+@placement_options
 @click.option("--seed", type=int, help="Of requests that bring none. Default: from the system.")
 @click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True,
               help="Keep what was computed for later requests that begin with the same tokens.")
@@ -136,8 +138,8 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         front_ends=options["front_ends"], origins=options["allow_origin"])
     engine = server.engine_process.EngineSettings(
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
-        num_blocks=options["num_blocks"], threads=options["threads"], seed=options["seed"],
-        **_store(options), **{name: options[name] for name in _ENGINE_OPTIONS}, log_json=as_json,
+        num_blocks=options["num_blocks"], seed=options["seed"],
+        **_store(options), **{name: options[name] for name in (*_ENGINE_OPTIONS, *PLACEMENT)}, log_json=as_json,
         records=str(cache_root() / "self-check") if options["self_check"] else None,
         log_level=options["log_level"], compile=_compilation(server, found),
         profile_steps=options["profile"], profile=str(Path(f"deepinfer-profile-{os.getpid()}.json").absolute()))

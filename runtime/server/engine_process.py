@@ -61,6 +61,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     num_blocks: int | None = None
     threads: int | None = None
+    cpus: str | None = None
+    numa: str | None = None
     seed: int | None = None
     prefix_cache: bool = True
     prefix_snapshots: int | None = None
@@ -88,7 +90,8 @@ def build(settings: EngineSettings) -> LLM:
 
         CachedEngine(settings.compile.model, settings.compile.target, settings.compile.options).make()
     return LLM(settings.engine, settings.checkpoint, max_num_seqs=settings.max_num_seqs,
-               num_blocks=settings.num_blocks, threads=settings.threads, seed=settings.seed,
+               num_blocks=settings.num_blocks, threads=settings.threads, cpus=settings.cpus, numa=settings.numa,
+               seed=settings.seed,
                prefix_cache=settings.prefix_cache, prefix_snapshots=settings.prefix_snapshots,
                prefix_store=store_settings(settings), num_speculative_tokens=settings.num_speculative_tokens,
                schedule_drafts=settings.schedule_drafts, decode_stretch=settings.decode_stretch,

@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from cpu.test_runner import feed, lib, opened
 
+from deepinfer.cli import main
 from deepinfer.errors import PlanError
 from deepinfer.runtime.placement import AFFINITY, NUMA, Placement, cpu_list
 
@@ -71,6 +73,49 @@ def test_wrong_wishes_are_one_sentence(variable: str, value: str, sentence: str,
     with pytest.raises(PlanError) as e:
         Placement.wanted()
     assert str(e.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"cpus": "all"}, "cpus: this is no list of processors; found all; allowed off, each, or a list like"),
+    ({"cpus": "9999"}, "cpus: the process may not use these processors; found 9999; allowed"),
+    ({"numa": "on"}, "numa: this placement of memory does not exist; found on; allowed off, interleave, local")])
+def test_an_argument_is_checked_like_the_environment_and_comes_before_it(given: dict[str, str], sentence: str,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(AFFINITY, "off")
+    monkeypatch.setenv(NUMA, "off")
+    with pytest.raises(PlanError) as e:
+        Placement.wanted(**given)
+    assert str(e.value).startswith(sentence)
+    monkeypatch.setenv(AFFINITY, "9999")
+    assert Placement.wanted(cpus=str(ALLOWED[-1])) == Placement((ALLOWED[-1],), "off")
+    assert Placement.wanted(cpus="off").threads(None) is None
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "drift", "profile"])
+def test_commands_refuse_a_wrong_placement_before_they_look_for_an_engine(command: str) -> None:
+    for flag, value, sentence in (
+            ("--cpus", "9999", "may not use these processors; found 9999; allowed"),
+            ("--cpus", "some", "this is no list of processors; found some; allowed off, each, or a list"),
+            ("--numa", "on", "'on' is not one of 'off', 'interleave', 'local'"),
+            ("--threads", "0", "0 is not in the range x>=1")):
+        result = CliRunner().invoke(main, [command, "engines/missing", flag, value])
+        assert result.exit_code == 2
+        assert f"'{flag}'" in result.output
+        assert sentence in result.output
+        assert "\n" not in result.output.strip()
+
+
+def test_a_config_file_has_the_flags_names(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f'threads = 1\ncpus = "{ALLOWED[0]}"\nnuma = "local"\n')
+    result = CliRunner().invoke(main, ["serve", "m", "--config", str(file), "--print-config"])
+    assert result.exit_code == 0, result.output
+    for line in ("threads = 1  # file", f'cpus = "{ALLOWED[0]}"  # file', 'numa = "local"  # file'):
+        assert line in result.output
+    file.write_text('cpus = "9999"\n')
+    result = CliRunner().invoke(main, ["serve", "m", "--config", str(file), "--print-config"])
+    assert result.exit_code == 2
+    assert f"{file}: cpus: " in result.output
 
 
 def test_on_one_node_the_wish_is_taken_and_nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ class ScriptedPackage:
         return type("Need", (), {"total": (slots + blocks) * 1024})()
 
     def start(self, checkpoint: str | Path | None, *, slots: int, blocks: int, threads: int | None = None,
-              progress: bool = True) -> ScriptedEngine:
+              placement: Any = None, progress: bool = True) -> ScriptedEngine:
         assert checkpoint is not None
         return ScriptedEngine(self.plan, slots, blocks, Path(checkpoint))
 
