@@ -2,10 +2,13 @@
 
     python tests/store/mutants.py                    # all of them; exit code 1 when one survives
     python tests/store/mutants.py pins salt          # those whose name holds one of the words
+
+A run of all of them is kept in mutants.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).with_name("mutants.json")
+_PATIENCE = 300.0  # seconds for the tests of a mutant: one that hangs them was noticed
 _FAULTS = "test_faults.py"
 
 
@@ -140,7 +145,10 @@ def survives(mutant: Mutant, tree: Path) -> bool:
     tests = [f"tests/store/{part}" if part.endswith(".py") else part for part in mutant.tests]
     try:
         done = subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests], cwd=tree,
-                              env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False)
+                              env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False,
+                              timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False
     finally:
         path.write_text(whole)
     if done.returncode not in (0, 1):  # nothing was collected, or the change is no program
@@ -161,6 +169,10 @@ def main() -> None:
             survivors += [mutant.name] if alive else []
             print(f"{'SURVIVES' if alive else 'killed':8}  {mutant.name}", flush=True)
     print(f"{count - len(survivors)} of {count} killed")
+    if not words:
+        names = [mutant.name for mutant in MUTANTS]
+        RESULTS.write_text(json.dumps({"killed": [n for n in names if n not in survivors], "mutants": count,
+                                       "survivors": survivors}, indent=1) + "\n")
     sys.exit(bool(survivors))
 
 
