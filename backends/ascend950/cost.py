@@ -18,7 +18,7 @@ from deepinfer.backends.work import Work
 
 COPY = 20.0
 # Instructions for a vector of 64 elements: expansions of codes to bf16, as the functions in include/ are written.
-EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 3.75, "scales": 1.25, "": 0.0}
+EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 3.1, "scales": 1.5, "": 0.0}
 # The same for the functions of include/di_arrays.h that tile programs call on whole arrays.
 CALLS = {"widen": 3, "copy": 2, "narrow": 3, "round_array": 4, "quantise": 46, "encode8": 50, "encode4": 36,
          "rotate": 7, "rotate_steps": 16, "decode8": 8, "decode4": 6, "decode_scales": 4, "pack_bytes": 2, "take": 4,
@@ -47,9 +47,9 @@ def rowwise(unit: str, grid: Grid, cycles: float, copies: int, overlapped: bool)
 
 
 def contraction(unit: str, grid: Grid, k: int, columns: int, size: int, expands: Sequence[str],
-                epilogue: float) -> Work:
+                epilogue: float, run: int = 1) -> Work:
     """``expands``: formats of the weights of a tile that vector cores expand, "" for those they do not; ``epilogue``:
-    instructions on a vector of results."""
+    instructions on a vector of results; ``run``: items of the same rows that a block takes at least, encoding once."""
     deep = 32 // size
     cube = math.ceil(k / deep) * math.ceil(columns / 16) / 16.0 * len(expands)
     half = columns / 2
@@ -59,7 +59,7 @@ def contraction(unit: str, grid: Grid, k: int, columns: int, size: int, expands:
     item = (("V", vector), ("MTE3", to_l1), ("MTE1", to_l0))
     padded = (("M", cube), ("MTE1", k * size / PATHS["L1_L0"] * len(expands)),
               ("FIX", columns * 4 / PATHS["L0C_UB"] * len(expands)))
-    row = (("V", half / LANES * epilogue + (k / LANES * CALLS["quantise"] if size == 1 else 0.0)),)
+    row = (("V", half / LANES * epilogue + (k / LANES * CALLS["quantise"] / run if size == 1 else 0.0)),)
     return Work(unit, grid_of(grid), item, row, padded, (), 32)
 
 

@@ -38,9 +38,10 @@ class Sku:
         return self.cores * self.clock * 4096.0
 
 
+CORES = 32
 SKUS = (
-    Sku("Ascend 950PR (9589)", 32, 1.65e9, 31.0, 128 << 30),
-    Sku("Ascend 950DT (9581)", 32, 1.65e9, 80.0, 144 << 30),
+    Sku("Ascend 950PR (9589)", CORES, 1.65e9, 31.0, 128 << 30),
+    Sku("Ascend 950DT (9581)", CORES, 1.65e9, 80.0, 144 << 30),
 )
 
 # Bytes a cycle of the paths of one core, and vector lanes: what the cost model (cost.py) divides by.

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from deepinfer.backends.ascend950 import cost
-from deepinfer.backends.ascend950.memory import Memory
+from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
 from deepinfer.backends.ascend950.source import Stage
+from deepinfer.backends.ascend950.target import CAPACITY, CORES
 from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index
 from deepinfer.backends.ascend950.tile.printer import Constants, Printer
 from deepinfer.backends.cpu.storage import stored
@@ -326,6 +327,17 @@ class Plan:
         self.half = self.columns // 2
         self.memories = (self.ub, self.l1, self.l0a, self.l0b, self.l0c)
 
+    @property
+    def steps(self) -> int:
+        return -(-self.k // self.depth)
+
+    def stays(self) -> bool:
+        """Whether the codes of a tile's rows stay in L1 for all of its columns: blocks take items in a row then, and
+        encode rows once for each run of them."""
+        rows = self.steps * (ROWS * DEPTH + padded(ROWS * self.depth // 32))
+        rest = 4 * self.columns * DEPTH + 2 * padded(self.columns * self.depth // 32)
+        return self.element == CODES and self.groups == 1 and rows + rest <= CAPACITY["L1"]
+
     def widens_x(self) -> bool:
         """Whether the vector cores make the rows' elements."""
         x = self.spec.operands[self.spec.get("x")]
@@ -369,7 +381,7 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
         plan.ub.new("packed", plan.half * plan.depth // 32, 2)
         plan.ub.new("x_laid", ROWS // 2 * plan.depth // 32 * 4 + 256)
         plan.ub.new("x_packed", ROWS // 2 * plan.depth // 32, 2)
-        plan.l1.new("row_scales", ROWS * plan.depth // 32, 2)
+        plan.l1.new("row_scales", ROWS * plan.depth // 32, plan.steps if plan.stays() else 2)
         plan.l1.new("weight_scales", plan.columns * plan.depth // 32, 2)
     if expands:
         raw = max(w.element * plan.depth // w.per_byte for w in expands)
@@ -384,7 +396,7 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
         plan.ub.new("x_wide", ROWS // 2 * plan.depth * plan.size, 2)
     plan.l1.new("weights", plan.columns * DEPTH, 2)  # from the vector cores
     plan.l1.new("direct", plan.columns * DEPTH, 2)
-    plan.l1.new("rows", ROWS * DEPTH, 2)
+    plan.l1.new("rows", ROWS * DEPTH, plan.steps if plan.stays() else 2)
     plan.l0a.new("left", ROWS * DEPTH, 2)
     plan.l0b.new("right", plan.columns * DEPTH, 2)
     plan.l0c.new("sums", most * ROWS * plan.columns * 4, 2 if 2 * most * ROWS * plan.columns * 4 <= 262144 else 1)
@@ -397,8 +409,9 @@ def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
     expands = ["codes" if w.scaled and w.expand else "scales" if w.scaled else w.expand for t in tiles
                for w in t["anchors"]]
     count = max(1, len(tiles))
+    run = -(-sum(t["tiles"] for t in tiles) // CORES) if plan.stays() else 1
     one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
-                           plan.epilogue_cycles / count)
+                           plan.epilogue_cycles / count, run)
     item, row, padded = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row, one.padded))
     return replace(one, item=item, row=row, padded=padded)
 
@@ -414,5 +427,6 @@ def planned(plan: Plan, tiles: list[dict[str, Any]]) -> dict[str, Any]:
             "grain": 32 // plan.size, "ub_buffers": plan.ub.declared(),
             "cube_buffers": [x for m in plan.memories[1:] for x in m.declared()],
             "l1_buffers": plan.l1.declared(), "scaled": plan.size == 1,
+            "stays": plan.stays(), "row_copies": plan.steps if plan.stays() else 2,
             "ub_element": {1: "uint8_t", 2: "uint16_t"}.get(plan.size, "float"),
             "most": max(len(t["anchors"]) for t in tiles)}

@@ -74,10 +74,31 @@ DI_V vector_uint16_t di_wide_codes(vector_uint16_t x, vector_bool m) {
     asc_or(c, c, sign, m);
     return c;
 }
+// Whole rows of 256 codes two at a time: the codes in the low halves of the bytes, and those in the high halves.
 __simd_vf__ inline void di_widen_codes(__ubuf__ uint8_t* codes, __ubuf__ uint8_t* out, uint32_t rows, uint32_t take,
                                        uint32_t wide) {
     vector_bool all = asc_create_mask_b16(PAT_ALL);
-    for (uint16_t r = 0; r < rows; ++r) {
+    vector_uint16_t low, high, low_sign, high_sign;
+    asc_duplicate_scalar(low, (uint16_t)0x0707, all);
+    asc_duplicate_scalar(high, (uint16_t)0x7070, all);
+    asc_duplicate_scalar(low_sign, (uint16_t)0x0808, all);
+    asc_duplicate_scalar(high_sign, (uint16_t)0x8080, all);
+    const uint16_t pairs = take == 256 && wide == 256 ? (uint16_t)(rows / 2) : 0;
+    for (uint16_t p = 0; p < pairs; ++p) {
+        vector_uint16_t x, even, odd, sign;
+        asc_loadalign(x, (__ubuf__ uint16_t*)(codes + p * 256));
+        asc_and(even, x, low, all);
+        asc_shiftleft_scalar(even, even, 2, all);
+        asc_and(sign, x, low_sign, all);
+        asc_shiftleft_scalar(sign, sign, 4, all);
+        asc_or(even, even, sign, all);
+        asc_and(odd, x, high, all);
+        asc_shiftright_scalar(odd, odd, 2, all);
+        asc_and(sign, x, high_sign, all);
+        asc_or(odd, odd, sign, all);
+        asc_storealign_intlv(out + p * 512, di_as<vector_uint8_t>(even), di_as<vector_uint8_t>(odd));
+    }
+    for (uint16_t r = pairs * 2; r < rows; ++r) {
         uint32_t left = take / 2;
         for (uint16_t c = 0; c < wide / 256; ++c) {
             vector_bool m = asc_update_mask_b16(left);
@@ -107,7 +128,7 @@ __simd_vf__ inline void di_encode_rows(__ubuf__ uint16_t* x, __ubuf__ uint8_t* c
         }
     }
 }
-// The same layout for the scales of weights, times 2^more; first their bytes, rows of blocks 32 bytes apart, as words.
+// The same layout for the scales of weights, times 2^more, no numbers where no byte says that much; first their bytes, rows of blocks 32 bytes apart, as words.
 __simd_vf__ inline void di_words_of(__ubuf__ uint8_t* bytes, __ubuf__ uint32_t* words, uint32_t rows, uint32_t n) {
     for (uint16_t r = 0; r < rows; ++r) {
         uint32_t left = n;
@@ -133,6 +154,7 @@ __simd_vf__ inline void di_lay_scales(__ubuf__ uint32_t* words, __ubuf__ uint32_
         vector_uint32_t byte;
         asc_gather(byte, words + ((within + r) >> down) * 64, di_as<vector_uint32_t>(from), m);
         asc_add_scalar(byte, byte, more, m);
+        asc_min_scalar(byte, byte, (uint32_t)255u, m);
         asc_scatter(laid + (r >> 4) * pairs * 32 + (r & 15) * 2, byte, di_as<vector_uint32_t>(to), m);
     }
 }
