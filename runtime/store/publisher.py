@@ -1,8 +1,10 @@
-"""Publishing: blocks wait in a queue, threads of their own write them, announce them and end their tickets."""
+"""Publishing: blocks wait in a queue, threads of their own write them; one more announces what was written, several
+writes at a time, and ends the tickets. So the disk has work while logs and index are told."""
 
 from __future__ import annotations
 
 import errno
+import queue
 import threading
 import time
 from collections import deque
@@ -52,6 +54,15 @@ class Write:
     begun: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True, eq=False)
+class Written:
+    """Records that reached the file of a segment, with their log entries, and are not announced yet."""
+
+    segment: OpenSegment
+    writes: list[Write]
+    rows: list[Row]
+
+
 class Publisher:
     """``make_room`` is called once when the disk is full, and says whether trying again makes sense."""
 
@@ -71,7 +82,9 @@ class Publisher:
         self._views = [[arena.view(slot) for slot in arena.take(each)] for _ in range(count)]
         self._threads = [threading.Thread(target=self._work, args=(views,), daemon=True, name=f"store-write-{i}")
                          for i, views in enumerate(self._views) if not self._inline]
-        for thread in self._threads:
+        self._written: queue.SimpleQueue[Written | None] = queue.SimpleQueue()
+        self._announcer = threading.Thread(target=self._announce_all, daemon=True, name="store-announce")
+        for thread in (*self._threads, *(() if self._inline else (self._announcer,))):
             thread.start()
 
     def submit(self, write: Write) -> None:
@@ -104,6 +117,10 @@ class Publisher:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._written.put(None)  # else: a thread that hangs may still come and want its records announced
+        if not self._inline:
+            self._announcer.join(max(0.0, until - time.monotonic()))
         with self._changed:
             self._left = True
             rest = [*self._waiting, *(twin for twins in self._twins.values() for twin in twins)]
@@ -134,9 +151,12 @@ class Publisher:
             self._finished([write for write, known in zip(batch, there, strict=True) if known], Status.OK)
             batch = [write for write, known in zip(batch, there, strict=True) if not known]
             while batch:
-                done = self._store(batch, views)
-                self._finished(batch[:done], Status.OK)
-                batch = batch[done:]
+                written = self._store(batch, views)
+                batch = batch[len(written.writes) :]
+                if self._inline:
+                    self._announce([written])
+                else:
+                    self._written.put(written)
         except OSError as failure:
             status = Status.FULL if is_full(failure) else Status.IO_ERROR
             self.health.failed(PUBLISHING, failure)
@@ -154,26 +174,56 @@ class Publisher:
             return False
         return not hint["flags"] & Flags.REPLAYED or Flags.REPLAYED in write.flags
 
-    def _store(self, batch: list[Write], views: list[memoryview]) -> int:
-        """Write the first few of a batch (as many as its segment has room for); returns how many."""
+    def _store(self, batch: list[Write], views: list[memoryview]) -> Written:
+        """Write the first few of a batch: as many as its segment has room for."""
         try:
             open_segment, slots = self.writers.reserve(batch[0].cls, len(batch))
         except OSError as failure:
             if not is_full(failure) or not self._make_room():
                 raise
             open_segment, slots = self.writers.reserve(batch[0].cls, len(batch))
-        written = 0
         try:
-            rows = self._write(open_segment, slots, batch, views)
-            written = len(slots) * self.layout.stride
+            return Written(open_segment, batch[: len(slots)], self._write(open_segment, slots, batch, views))
+        except BaseException:
+            self.writers.done(open_segment, 0)
+            raise
+
+    def _announce_all(self) -> None:
+        """In a thread: what several threads wrote meanwhile shares a log write and a transaction."""
+        ending = False
+        while not ending and (first := self._written.get()) is not None:
+            group = [first]
+            while len(group) < self.settings.threads and not self._written.empty():
+                following = self._written.get()
+                if following is None:
+                    ending = True
+                    break
+                if following.segment is not group[0].segment:
+                    self._announce(group)
+                    group = []
+                group.append(following)
+            self._announce(group)
+
+    def _announce(self, group: list[Written]) -> None:
+        """Append the log entries of records of one segment, tell the index, end the tickets."""
+        s, status = group[0].segment, Status.IO_ERROR
+        writes, rows = [w for each in group for w in each.writes], [r for each in group for r in each.rows]
+        try:
             self.writers.files.point(Point.BETWEEN)
-            self.writers.announce(open_segment, rows)
-            self._swap(open_segment, batch, rows)
+            self.writers.announce(s, rows)
+            self._swap(s, writes, rows)
+            status = Status.OK
+            self.health.recovered(PUBLISHING)
+        except OSError as failure:
+            status = Status.FULL if is_full(failure) else Status.IO_ERROR
+            self.health.failed(PUBLISHING, failure)
+        except Exception as failure:  # a bug must not end the thread that announces
+            self.health.failed(PUBLISHING, failure)
         finally:
-            self.writers.done(open_segment, written)
-        self.metrics.written_bytes.add(written)
-        self.health.recovered(PUBLISHING)
-        return len(slots)
+            for each in group:
+                self.writers.done(s, len(each.rows) * self.layout.stride)
+        self.metrics.written_bytes.add(len(rows) * self.layout.stride)
+        self._finished(writes, status)
 
     def _write(self, s: OpenSegment, slots: list[int], batch: list[Write],
                views: list[memoryview]) -> list[Row]:
@@ -201,9 +251,9 @@ class Publisher:
                             number=write.number, ids=write.ids, payload=write.payload, flags=write.flags,
                             extra=write.extra, written=now if write.written is None else write.written)
 
-    def _swap(self, s: OpenSegment, batch: list[Write], rows: list[Row]) -> None:
+    def _swap(self, s: OpenSegment, writes: list[Write], rows: list[Row]) -> None:
         """Point the index at copies, where it still points at what they are copies of."""
-        for write, row in zip(batch, rows, strict=False):
+        for write, row in zip(writes, rows, strict=True):
             if write.replaces is None:
                 continue
             self.writers.files.point(Point.COPIED)

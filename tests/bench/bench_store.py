@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,7 @@ class Ours:
         vars(store.files)["sync"] = counted
         self.renew(0)
         self._publish(min(64, count))
+        self.syncs = 0
 
     def renew(self, turn: int) -> None:
         """Other blocks, for the next turn."""
@@ -181,38 +183,50 @@ class Ours:
             assert set(self.store.poll(ticket, time.monotonic() + 60)) == {Status.OK}
 
 
-def bench_io(folder: Path, memory: int, threads: int, turns: int, backend: str, blocks: int) -> None:
-    """Random 112 KiB records, a working set of twice the memory tier. In every turn both sides write and read as much,
-    one after the other, and who begins changes: what the disk does meanwhile meets both. A turn gives one ratio."""
+def bench_io(folder: Path, memory: int, threads: int, turns: int, backends: list[str], blocks: int) -> None:
+    """Random 112 KiB records, a working set of twice the memory tier. In every turn all sides write and read as much,
+    one after the other, and who begins changes: what the disk does meanwhile meets all. A turn gives one ratio."""
     count, rng = 2 * memory // V41.stride, random.Random(3)
-    taken: dict[str, list[tuple[float, float]]] = {w: [] for w in ("write", "bare write", "read", "bare read")}
-    bare = Bare(folder / "bare", count, threads)
-    with opened(folder, V41, threads=threads, backend=backend, quota=8 << 30) as store:
-        ours, sync_bytes = Ours(store, blocks, count), store.settings.sync_bytes
-        ours.syncs = 0
+    taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    bare, sides = Bare(folder / "bare", count, threads), dict[str, Ours]()
+    with ExitStack() as stack:
+        for backend in backends:
+            place = folder / backend
+            place.mkdir()
+            store = stack.enter_context(opened(place, V41, threads=threads, backend=backend, quota=8 << 30))
+            sides[store.mover.name] = Ours(store, blocks, count)
+        names = ["bare", *sides]
         for turn in range(turns):
-            ours.renew(turn + 1)
             bare.renew()
+            for side in sides.values():
+                side.renew(turn + 1)
             order = list(range(count))
             rng.shuffle(order)
-            acts = [("write", ours.write), ("bare write", lambda: bare.write(list(range(count)), sync_bytes)),
-                    ("read", lambda order=order: ours.read(order)),
-                    ("bare read", lambda order=order: bare.read(order))]
-            for pair in (acts[:2], acts[2:]):
-                for what, act in pair if turn % 2 else pair[::-1]:
-                    taken[what].append(worked(act))
-        name = store.mover.name
-    print(f"{count} records of {V41.stride:,} bytes in random order, {blocks} a fetch, {threads} threads, "
-          f"backend {name}, {turns} turns; syncs {ours.syncs} beside {bare.syncs}")
+            first = turn % len(names)
+            for what in ("write", "read"):
+                for name in names[first:] + names[:first]:
+                    act = {("bare", "write"): partial(bare.write, list(range(count)), 64 << 20),
+                           ("bare", "read"): partial(bare.read, order)}.get((name, what))
+                    if act is None:
+                        act = sides[name].write if what == "write" else partial(sides[name].read, order)
+                    taken.setdefault((what, name), []).append(worked(act))
+    print(f"{count} records of {V41.stride:,} bytes in random order, {blocks} a fetch, {threads} threads, {turns} "
+          f"turns; syncs {bare.syncs} bare, " + ", ".join(f"{side.syncs} {name}" for name, side in sides.items()))
     for what in ("read", "write"):
-        mine, theirs = taken[what], taken[f"bare {what}"]
-        ratios = [100 * b[0] / a[0] for a, b in zip(mine, theirs, strict=True)]
-        low, middle, high = np.percentile(ratios, [25, 50, 75])
-        rates = [count * V41.stride / 1e9 / statistics.median(t[0] for t in side) for side in (mine, theirs)]
-        work = [statistics.median(t[1] for t in side) / count * 1e6 for side in (mine, theirs)]
-        print(f"  {what:5}  store {rates[0]:.2f} GB/s, bare {rates[1]:.2f} GB/s; ratio of a turn {middle:.0f} % "
-              f"(median; quartiles {low:.0f} and {high:.0f}, all {min(ratios):.0f} to {max(ratios):.0f}); "
-              f"processor time a record {work[0]:.0f} and {work[1]:.0f} us")
+        for name in sides:
+            report(what, name, count * V41.stride, count, taken[what, name], taken[what, "bare"])
+
+
+def report(what: str, name: str, size: int, count: int, mine: list[tuple[float, float]],
+           theirs: list[tuple[float, float]]) -> None:
+    """One line: rates and processor time of both sides at their median turn, and the ratios of the turns."""
+    ratios = [100 * b[0] / a[0] for a, b in zip(mine, theirs, strict=True)]
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    rates = [size / 1e9 / statistics.median(t[0] for t in side) for side in (mine, theirs)]
+    work = [statistics.median(t[1] for t in side) / count * 1e6 for side in (mine, theirs)]
+    print(f"  {what:5}  {name:8}  {rates[0]:.2f} GB/s beside {rates[1]:.2f} bare; ratio of a turn {middle:.0f} % "
+          f"(median; quartiles {low:.0f} and {high:.0f}, all {min(ratios):.0f} to {max(ratios):.0f}); "
+          f"processor time a record {work[0]:.0f} and {work[1]:.0f} us")
 
 
 # ---- lookup ----
@@ -387,7 +401,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=10, help="of io: turns")
     parser.add_argument("--blocks", type=int, default=128, help="of io: blocks of a fetch; 128 are 16,384 ids")
-    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--backend", default="threads,io_uring", help="of io: one or several")
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--turns", type=int, default=33)
     parser.add_argument("--growth", type=int, default=2_242)
@@ -400,7 +414,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # as a server does once it is started
         if given.what == "io":
-            bench_io(folder, given.memory << 20, given.threads, given.repeats, given.backend, given.blocks)
+            bench_io(folder, given.memory << 20, given.threads, given.repeats, given.backend.split(","), given.blocks)
         elif given.what == "lookup":
             bench_lookup(folder)
         elif given.what == "trace":
