@@ -18,7 +18,7 @@ from deepinfer.backends.work import Work
 
 COPY = 20.0
 # Instructions for a vector of 64 elements: expansions of codes to bf16, as the functions in include/ are written.
-EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 3.1, "scales": 1.5, "": 0.0}
+EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 2.5, "scales": 0.9, "": 0.0}
 # The same for the functions of include/di_arrays.h that tile programs call on whole arrays.
 CALLS = {"widen": 3, "copy": 2, "narrow": 3, "round_array": 4, "quantise": 46, "encode8": 50, "encode4": 36,
          "rotate": 7, "rotate_steps": 16, "decode8": 8, "decode4": 6, "decode_scales": 4, "pack_bytes": 2, "take": 4,

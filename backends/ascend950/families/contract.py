@@ -409,7 +409,8 @@ def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
     expands = ["codes" if w.scaled and w.expand else "scales" if w.scaled else w.expand for t in tiles
                for w in t["anchors"]]
     count = max(1, len(tiles))
-    run = -(-sum(t["tiles"] for t in tiles) // CORES) if plan.stays() else 1
+    across = sum(t["tiles"] for t in tiles)
+    run = min(across, -(-math.prod(plan.lead) * across // CORES)) if plan.stays() else 1
     one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
                            plan.epilogue_cycles / count, run)
     item, row, padded = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row, one.padded))

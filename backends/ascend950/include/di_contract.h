@@ -128,34 +128,58 @@ __simd_vf__ inline void di_encode_rows(__ubuf__ uint16_t* x, __ubuf__ uint8_t* c
         }
     }
 }
-// The same layout for the scales of weights, times 2^more, no numbers where no byte says that much; first their bytes, rows of blocks 32 bytes apart, as words.
+// Scale bytes of rows of blocks, 32 bytes apart, as words; two rows at a time.
 __simd_vf__ inline void di_words_of(__ubuf__ uint8_t* bytes, __ubuf__ uint32_t* words, uint32_t rows, uint32_t n) {
-    for (uint16_t r = 0; r < rows; ++r) {
-        uint32_t left = n;
-        vector_bool m = asc_update_mask_b32(left);
+    const vector_bool all = di_all();
+    vector_int32_t lane, k, at;
+    vector_bool known, m;
+    asc_arange(lane, 0);
+    asc_duplicate_scalar(k, (int32_t)31, all);
+    asc_and(at, lane, k, all);
+    asc_lt_scalar(known, at, (int32_t)n, all);
+    for (uint16_t r = 0; r < rows; r += 2) {
         vector_uint32_t b;
+        asc_lt_scalar(m, lane, (int32_t)(32 * (rows - r)), known);
         asc_loadalign_unpack4(b, bytes + r * 32);
-        asc_storealign(words + r * 64, b, m);
+        asc_storealign(words + r * 32, b, m);
     }
 }
+// The same layout as above for the scales of weights, times 2^more; no numbers where no byte says that much.
 __simd_vf__ inline void di_lay_scales(__ubuf__ uint32_t* words, __ubuf__ uint32_t* laid, uint32_t rows, uint32_t groups,
                                       uint32_t pairs, uint32_t within, uint32_t down, uint32_t across, uint32_t more) {
-    uint32_t left = groups;
-    vector_bool m = asc_update_mask_b32(left);
-    vector_int32_t lane, from, pair, to, one;
+    // Eight rows of eight groups at a time: lane 8 r + g.
+    const vector_bool all = di_all();
+    vector_int32_t lane, g, mine, at, from, to, part, k;
+    vector_bool m, inside;
     asc_arange(lane, 0);
-    asc_shiftright_scalar(from, lane, (int16_t)(across - 5), m);
-    asc_shiftright_scalar(pair, lane, 1, m);
-    asc_shiftleft_scalar(pair, pair, 5, m);
-    asc_duplicate_scalar(one, (int32_t)1, m);
-    asc_and(to, lane, one, m);
-    asc_add(to, to, pair, m);
-    for (uint16_t r = 0; r < rows; ++r) {
+    asc_duplicate_scalar(k, (int32_t)7, all);
+    asc_and(g, lane, k, all);
+    asc_shiftright_scalar(mine, lane, 3, all);
+    asc_lt_scalar(inside, g, (int32_t)groups, all);
+    asc_shiftright_scalar(from, g, (int16_t)(across - 5), all);
+    asc_shiftright_scalar(to, g, 1, all);
+    asc_shiftleft_scalar(to, to, 5, all);
+    asc_duplicate_scalar(k, (int32_t)1, all);
+    asc_and(part, g, k, all);
+    asc_add(to, to, part, all);
+    asc_duplicate_scalar(k, (int32_t)15, all);
+    for (uint16_t r = 0; r < rows; r += 8) {
+        vector_int32_t place;
         vector_uint32_t byte;
-        asc_gather(byte, words + ((within + r) >> down) * 64, di_as<vector_uint32_t>(from), m);
+        asc_add_scalar(at, mine, (int32_t)r, all);
+        asc_lt_scalar(m, at, (int32_t)rows, inside);
+        asc_add_scalar(place, at, (int32_t)within, all);
+        asc_shiftright_scalar(place, place, (int16_t)down, all);
+        asc_shiftleft_scalar(place, place, 5, all);
+        asc_add(place, place, from, all);
+        asc_gather(byte, words, di_as<vector_uint32_t>(place), m);
         asc_add_scalar(byte, byte, more, m);
         asc_min_scalar(byte, byte, (uint32_t)255u, m);
-        asc_scatter(laid + (r >> 4) * pairs * 32 + (r & 15) * 2, byte, di_as<vector_uint32_t>(to), m);
+        asc_and(place, at, k, all);
+        asc_shiftleft_scalar(place, place, 1, all);
+        asc_add(place, place, to, all);
+        asc_add_scalar(place, place, (int32_t)((r >> 4) * pairs * 32), all);
+        asc_scatter(laid, byte, di_as<vector_uint32_t>(place), m);
     }
 }
 // Elements as they lie, widened.
