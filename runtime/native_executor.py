@@ -19,6 +19,7 @@ from deepinfer.runtime.executor import (
     HOST,
     NO_LOGPROBS,
     NO_TOKEN,
+    ROW,
     Logprobs,
     SequenceStart,
     StepPlan,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MOST_LOGPROBS = 20
 _POINTER, _I32 = ctypes.c_void_p, ctypes.c_int32
 _OK, _NOT_FINITE = 0, -1
+_SLOT, _LOGPROBS, _PROMPT_LOGPROBS = (list(ROW.fields or ()).index(n) for n in ("slot", "logprobs", "prompt_logprobs"))
+_NONE, _FIRST = np.zeros(0, np.intp), np.zeros(1, np.intp)
 
 
 class _Work(ctypes.Structure):
@@ -67,11 +70,19 @@ class _Slate:
         self.ids = np.zeros((wanted, 1 + MOST_LOGPROBS), np.int64)
         self.ranks = np.zeros((wanted, 1 + MOST_LOGPROBS), np.int32)
         self.copies: dict[int, NDArray[np.float32]] = {}
+        self.flawed = False  # a row of the last step failed
         self.work = _Work(step.rows.ctypes.data, step.token_ids.ctypes.data, step.lookback.ctypes.data,
                           self.behind.ctypes.data, self.logits.ctypes.data, 0, -1)
         arrays = (r.accepted, r.verified, r.count, r.tokens, r.n, self.status, self.wanted, r.drafted, r.drafts,
                   r.confidence, self.values, self.ids, self.ranks)
         self.outcome = _Outcome(*(a.ctypes.data for a in arrays), MOST_LOGPROBS, 0)
+
+    def forget(self) -> None:
+        """What the last step left that the engine does not write anew: it writes all numbers of its rows."""
+        r = self.result
+        if self.flawed or r.logprobs or r.prompt_logprobs or r.logits:
+            r.clear()
+            self.flawed = False
 
     def reported(self, first: int, count: int, top: int) -> Logprobs:
         """Of ``count`` wanted rows from ``first`` on."""
@@ -113,22 +124,33 @@ class NativeExecutor(StepQueue):
     def _run(self, step: StepPlan, slate: _Slate) -> StepResult:
         began = time.perf_counter()
         rows, out = step.sequences, slate.result
-        out.clear()
-        asked = np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) | (rows["prompt_logprobs"] != NO_LOGPROBS)
-                               | self._host[rows["slot"]])
+        slate.forget()
+        asked = self._asked(rows)
         if len(asked):
             self._ask(asked, rows, slate)
         slate.work.count, slate.work.budget = step.count, step.budget
         self.engine.loop_step(slate.work, slate.outcome)
         status = slate.status[: step.count]
-        out.finite[: step.count] = status != _NOT_FINITE
-        for i in np.flatnonzero(status).tolist():
-            if status[i] != _NOT_FINITE:
-                out.errors[i] = str(nothing_left(int(out.n[i])))
+        if status.any():
+            slate.flawed = True
+            out.finite[: step.count] = status != _NOT_FINITE
+            for i in np.flatnonzero(status).tolist():
+                if status[i] != _NOT_FINITE:
+                    out.errors[i] = str(nothing_left(int(out.n[i])))
         if len(asked):
             self._answer(asked, rows, slate, step)
         out.seconds = time.perf_counter() - began
         return out
+
+    def _asked(self, rows: NDArray[np.void]) -> NDArray[np.intp]:
+        """Rows that report more than tokens. Steps of one are the ones whose host work shows: few operations for
+        them."""
+        if len(rows) == 1:
+            row = rows[0].item()
+            more = (row[_LOGPROBS] != NO_LOGPROBS or row[_PROMPT_LOGPROBS] != NO_LOGPROBS or self._host[row[_SLOT]])
+            return _FIRST if more else _NONE
+        return np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) | (rows["prompt_logprobs"] != NO_LOGPROBS)
+                              | self._host[rows["slot"]])
 
     def _ask(self, asked: NDArray[np.intp], rows: NDArray[np.void], slate: _Slate) -> None:
         """What rows need that report more than tokens: the id behind the last row, room for a copy of logits."""

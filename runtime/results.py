@@ -20,7 +20,7 @@ from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.prefix.interface import NoCache, PrefixCache
 from deepinfer.runtime.sampling import NOT_FINITE, Logprob
 from deepinfer.runtime.sequence import Request, Sequence, Status
-from deepinfer.runtime.speculation.interface import DraftPolicy, Observed
+from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts, Observed
 from deepinfer.runtime.table import SequenceTable
 
 Places = NDArray[np.int64] | slice  # of sequences in a step
@@ -57,6 +57,7 @@ class Results:
         self._ended: list[Sequence] = []
         self._now = 0.0
         self._publishes = not isinstance(prefix, NoCache)
+        self._observed = not isinstance(policy, FixedDrafts)  # who always verifies the same number learns nothing
 
     def take(self, flight: Taken, result: StepResult, now: float) -> tuple[list[Request], list[Sequence]]:
         """Bring every sequence of a step up to date; those that ended after it was planned are left alone.
@@ -145,6 +146,8 @@ class Results:
                 m.accepted_at.add(stayed, label)
             self.table.proposed[slots, verified] += 1
             self.table.accepted[slots, accepted] += 1
+        if not self._observed:
+            return
         self.policy.observe(Observed(
             slots, verified, accepted, result.confidence[at], result.drafted[at], int(step.sequences["rows"].sum()),
             step.count, result.seconds))
@@ -301,6 +304,8 @@ class Results:
         """Blocks that became full."""
         c = self.table.clocks
         full = c.n[slots] // self.plan.block_tokens > c.pub[slots]
+        if not full.any():
+            return
         for slot in slots[full & (c.finished[slots] == 0)].tolist():
             s = self.table.sequences[slot]
             if s is not None:

@@ -191,6 +191,29 @@ def test_a_row_without_a_token_left_says_where() -> None:
     assert out.count[0] == 0 and "no token is left to choose from" in out.errors[0] and "position 40" in out.errors[0]
 
 
+def test_what_failed_in_a_step_is_forgotten_in_the_next_one_of_the_same_plan() -> None:
+    stepper = Stepper(llm(), executor("native"))
+    stepper.begin(0, prompt(), SamplingParams(temperature=0, allowed_token_ids=[8]), bad=((8,),))
+    failed = stepper.prefill([0])
+    assert failed.errors and not failed.count[0]
+    stepper.begin(0, prompt(), GREEDY)
+    stepper.turn = 0
+    again = stepper.prefill([0])
+    assert again is failed and again.count[0] == 1 and not again.errors and again.finite.all()
+
+
+def test_log_probabilities_of_a_step_of_one_sequence_are_those_of_a_step_of_two() -> None:
+    found = []
+    for slots in ((0,), (0, 1)):
+        stepper = Stepper(llm(), executor("native"))
+        for slot in slots:
+            stepper.begin(slot, prompt(20 + slot), GREEDY)
+        stepper.prefill(slots)
+        found.append(stepper.decode(slots, logprobs=3).logprobs)
+    assert found[0][0].ids.tolist() == found[1][0].ids.tolist()
+    assert found[0][0].values.tolist() == found[1][0].values.tolist()
+
+
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 def put_drafts(stepper: Stepper, slot: int, drafts: list[int]) -> None:
     """Scripted drafts, as if the draft head had made them."""
