@@ -70,11 +70,16 @@ def timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def worked(act: Callable[[], object]) -> tuple[float, float]:
-    """(seconds, seconds of processor time of all threads)"""
-    begun = time.process_time()
+def waited() -> int:
+    """Nanoseconds that the threads of this process were ready and had no processor, as Linux counts them."""
+    return sum(int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat"))
+
+
+def worked(act: Callable[[], object]) -> tuple[float, float, float]:
+    """(seconds, seconds of processor time of all threads, seconds they waited for a processor: of those that stay)"""
+    begun, before = time.process_time(), waited()
     seconds = timed(act)
-    return seconds, time.process_time() - begun
+    return seconds, time.process_time() - begun, (waited() - before) / 1e9
 
 
 # ---- direct I/O ----
@@ -187,7 +192,7 @@ def bench_io(folder: Path, memory: int, threads: int, turns: int, backends: list
     """Random 112 KiB records, a working set of twice the memory tier. In every turn all sides write and read as much,
     one after the other, and who begins changes: what the disk does meanwhile meets all. A turn gives one ratio."""
     count, rng = 2 * memory // V41.stride, random.Random(3)
-    taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    taken: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     bare, sides = Bare(folder / "bare", count, threads), dict[str, Ours]()
     with ExitStack() as stack:
         for backend in backends:
@@ -217,8 +222,8 @@ def bench_io(folder: Path, memory: int, threads: int, turns: int, backends: list
             report(what, name, count * V41.stride, count, taken[what, name], taken[what, "bare"])
 
 
-def report(what: str, name: str, size: int, count: int, mine: list[tuple[float, float]],
-           theirs: list[tuple[float, float]]) -> None:
+def report(what: str, name: str, size: int, count: int, mine: list[tuple[float, float, float]],
+           theirs: list[tuple[float, float, float]]) -> None:
     """One line: rates and processor time of both sides at their median turn, and the ratios of the turns."""
     ratios = [100 * b[0] / a[0] for a, b in zip(mine, theirs, strict=True)]
     low, middle, high = np.percentile(ratios, [25, 50, 75])
@@ -226,7 +231,8 @@ def report(what: str, name: str, size: int, count: int, mine: list[tuple[float, 
     work = [statistics.median(t[1] for t in side) / count * 1e6 for side in (mine, theirs)]
     print(f"  {what:5}  {name:8}  {rates[0]:.2f} GB/s beside {rates[1]:.2f} bare; ratio of a turn {middle:.0f} % "
           f"(median; quartiles {low:.0f} and {high:.0f}, all {min(ratios):.0f} to {max(ratios):.0f}); "
-          f"processor time a record {work[0]:.0f} and {work[1]:.0f} us")
+          f"processor time a record {work[0]:.0f} and {work[1]:.0f} us, "
+          f"{statistics.median(t[2] for t in mine) / count * 1e6:.0f} us waiting for one")
 
 
 # ---- lookup ----
