@@ -62,6 +62,8 @@ MUTANTS = (
        "under_way.record[slot] = next ^ 1;", "test_native.py", "-k", "any_order"),
     _m("memory of a lost read of 3FS is used again", "backends/usrbio.py", "if slot not in lost]", "]",
        "test_backends.py", "-k", "one_by_one"),
+    _m("records are announced in the log of another segment", "publisher.py",
+       "if following.segment is not group[0].segment:", "if False:", "test_store.py", "-k", "announced_together"),
     _m("the index is mapped for writing", "index.py", "writemap=False", "writemap=True", "test_mount.py", "-k",
        "mapped"),
     _m("a name comes before its bytes are synced", "writer.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, ope
 from deepinfer.errors import PlanError, RequestError, SpecError
 from deepinfer.runtime.store import Flags, Layout, Status, Store, layout_of
 from deepinfer.runtime.store.settings import class_of, default_retention, parse_retention, parse_size
+from deepinfer.runtime.store.writer import OpenSegment, Row
 
 BACKENDS = ["inline", "threads", "threads, native", "io_uring, native"]
 
@@ -246,6 +248,34 @@ def test_the_same_block_published_twice_at_once_is_written_once(tmp_path: Path) 
     assert {t.statuses[0] for t in tickets} == {Status.OK}
     assert store.metrics().written_bytes.value == 8 * LAYOUT.stride
     store.close()
+
+
+def test_what_is_announced_together_stands_in_the_log_of_its_own_segment(tmp_path: Path) -> None:
+    """Writes of several segments wait until they are announced; then logs and index are as if each had come alone."""
+    store, chain = open_store(tmp_path, backend="threads", threads=3, background=True), Chain(1, 24)
+    assert store.ready(PATIENCE)
+    announce, may = store.writers.announce, threading.Event()
+    groups: list[tuple[str, int]] = []
+
+    def held(segment: OpenSegment, rows: list[Row]) -> None:
+        assert may.wait(PATIENCE)
+        groups.append((segment.segment.name.stem, len(rows)))
+        announce(segment, rows)
+
+    store.writers.announce = held  # type: ignore[method-assign]
+    tickets = [store.publish(chain.key(i), chain.parent(i), i, chain.block_ids(i), [chain.payload(i)])
+               for i in range(24)]
+    assert wait_for(lambda: sum(s.next_slot - len(s.rows) for s in [*store.writers.current.values(),
+                                                                    *store.writers.sealing]) == 24)
+    assert wait_for(lambda: store.publisher._written.qsize() >= 4)
+    assert not any(t.done for t in tickets) and store.lookup(chain.keys) == 0, "a block is stored when it is announced"
+    may.set()
+    assert wait_for(lambda: all(t.done for t in tickets)) and {t.statuses[0] for t in tickets} == {Status.OK}
+    assert sum(count for _, count in groups) == 24 and len({stem for stem, _ in groups}) == 6
+    store.close()
+    again = open_store(tmp_path, index=tmp_path / "another index")
+    assert chain.fetch(again) == [Status.OK] * 24, "the logs say where each record lies"
+    again.close()
 
 
 def test_the_store_of_another_process_on_this_host_is_seen(tmp_path: Path, run_python) -> None:
