@@ -75,6 +75,9 @@ class Signature:
     def step(self, what: str) -> str:
         return self._add(what, "i32", ("step", what))
 
+    def draws(self) -> str:
+        return self._add("draw_rows", "*i64", ("draw", "rows"))
+
     def scratch(self) -> str:
         return self._add("scratch", "*u8", ("scratch",))
 

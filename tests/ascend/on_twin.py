@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
+import numpy as np
 from cpu.harness import Array, Param, State, Step
 from cuda.arguments import Arguments, arguments
 
@@ -14,6 +15,7 @@ from deepinfer.backends.ascend950.twin.run import Twin
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 _MADE: dict[str, tuple[AscendSource, Twin]] = {}
+LARGEST = [4, 0, 0, 0, 0, 0, 0, 0]  # words of a row that draws: nothing is known of it
 BLOCKS = 3  # fewer than items as a rule, so that blocks take several
 
 
@@ -53,7 +55,7 @@ def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State |
     """As ``cpu.harness.run``; fails with the twin's sentences."""
     prepare([spec])
     source, twin = _MADE[spec.digest()]
-    made = arguments(spec, source, step, operands, rows)
+    made = arguments(spec, source, step, operands, rows, np.array(LARGEST * max(step.axis_rows)))
     wrong = launch(source, twin, made, blocks)
     assert not wrong, wrong
     return made.outputs

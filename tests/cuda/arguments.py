@@ -85,8 +85,8 @@ def _flat(x: Array | list[Array] | None) -> Array:
 
 
 def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequence[Array | Param | State | None],
-              rows: str = "") -> Arguments:
-    """``operands`` and ``rows`` as for ``cpu.harness.run``."""
+              rows: str = "", draws: Array | None = None) -> Arguments:
+    """``operands`` and ``rows`` as for ``cpu.harness.run``; ``draws``: words of the rows that draw."""
     arrays, axis = StepArrays(step), step.axis(rows or spec.rows)
     count = step.axis_rows[axis]
     made = Arguments([], rows=count)
@@ -136,6 +136,8 @@ def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequen
                 return _flat(p.data if what == "data" else p.scale)
             case ("state", i, what):
                 return state(i, what)
+            case ("draw", "rows"):
+                return np.zeros(8, np.int64) if draws is None else draws
             case ("pin", i, "given"):
                 return int(operands[i] is not None)
             case ("pin", i):
