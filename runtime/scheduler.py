@@ -223,17 +223,22 @@ class Scheduler:
         return most - 1 if most > 1 else int(self._alternate)
 
     def _budget(self, drafts: NDArray[np.int64], room: int) -> int:
-        """Drafts that the step verifies in all: what the policy wants of them, and what the limits leave when half of
-        the rest is for prompts, if there are any; -1: all."""
-        total = int(drafts.sum())
+        """Drafts that the step verifies in all: what the policy wants of them beside the prompt rows that are to come,
+        and what the limits leave when half of the rest is for prompts, if there are any; -1: all."""
+        total, prompts = int(drafts.sum()), self._prompts()
         if total > room // 2:
-            t, order = self.table, self.order()
-            at = order[t.state[order] == PROMPT]
-            prompts = int((t.clocks.t[at] - t.clocks.row[at]).sum()) + sum(s.known for s in self.waiting[:1])
             room -= min(prompts, (room + 1) // 2)
-        wanted = self.policy.budget(drafts.astype(np.int32), len(drafts))
+        beside = min(prompts, self.chunks.chunk(len(drafts), room))
+        wanted = self.policy.budget(drafts.astype(np.int32), len(drafts) + beside)
         allowed = min(room, total if wanted < 0 else wanted)
         return -1 if allowed >= total else allowed
+
+    def _prompts(self) -> int:
+        """Rows that the prompts of running sequences, and of those that may enter now, still want."""
+        t, order = self.table, self.order()
+        at = order[t.state[order] == PROMPT]
+        entering = self.waiting[: max(0, self.memory.free_slots)]
+        return int((t.clocks.t[at] - t.clocks.row[at]).sum()) + sum(s.known for s in entering if s.spilled is None)
 
     def _with_blocks(self, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Give every sequence the blocks for its rows; those left for which there are some."""

@@ -38,6 +38,8 @@ _WARM = 2  # steps after a pause until estimates rest on blocks made since
 _TRIED, _MANY = 3, 8  # further steps until all stop (1 of _MANY sequences); a third of the blocks until one does
 _LEAST, _CLEAR = 1.005, 1.05  # speed with drafts over speed without: all stop below; pauses start anew above
 _SHARE = 0.6  # of its costs that a sequence's drafts have to bring
+_SLOW = 0.05  # of the newest block in what a sequence's blocks bring: blocks of one text are alike for a while
+_DOUBT, _FEW = 3.0, 0.1  # a mean may be off by so many times the deviation of a count with that mean, and a few more
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048  # steps without drafts
 
 
@@ -210,14 +212,15 @@ class ScheduledDrafts:
 
     def _judge(self, slots: Slots, verified: Counts, accepted: Counts) -> None:
         """Stop the drafts of sequences for which they bring too little."""
-        weight = np.maximum(_WEIGHT, 1 / (self.tried[slots] + 1))
+        weight = np.maximum(_SLOW, 1 / (self.tried[slots] + 1))
         self.gain[slots] += weight * (accepted - self.gain[slots])
         self.spent[slots] += weight * (verified - self.spent[slots])
         self.tried[slots] += 1
         at = slots[self.tried[slots] >= 3 * _TRIED]
         if not len(at) or not self.speed:
             return
-        loses = self.gain[at] / self.speed < _SHARE * (self.spent[at] * self.row + self.block)
+        likely = self.gain[at] + _DOUBT * np.sqrt((self.gain[at] + _FEW) * np.maximum(_SLOW, 1 / self.tried[at]))
+        loses = likely / self.speed < _SHARE * (self.spent[at] * self.row + self.block)
         off, on = at[loses], at[~loses]
         self.off_until[off] = self.now + self.pause[off]
         self.pause[off] = np.minimum(2 * self.pause[off], _LONGEST_PAUSE)

@@ -15,7 +15,7 @@ from scripted_drafts import BLOCK, PROFILES, ScriptedExecutor, curves, scripted_
 
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.engine_core import EngineCore
-from deepinfer.runtime.executor import share_drafts
+from deepinfer.runtime.executor import DECODE, share_drafts
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.speculation.choose import draft_policy
@@ -190,6 +190,37 @@ def test_no_policy_changes_a_token_in_either_loop() -> None:
         for policy in (FixedDrafts(3), FixedDrafts(5), ScheduledDrafts(CURVES["staircase"], 32, BLOCK)):
             found, _ = served(policy, lag)
             assert found == expected
+
+
+class Told(ScheduledDrafts):
+    """Keeps what it is told of each step: (sequences that decode, rows beside drafts)."""
+
+    def budget(self, most: Any, other_rows: int) -> int:
+        self.steps = [*getattr(self, "steps", []), (len(most), other_rows)]
+        return super().budget(most, other_rows)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_drafts_are_counted_beside_the_prompt_rows_of_their_step(lag: int) -> None:
+    """Requests come and go; a step that was to end on a stair of the curve would else end behind it."""
+    plan, curve, prompt = scripted_plan(16, lag), CURVES["staircase"], [2, 3, 4]
+    executor, policy = ScriptedExecutor(plan, curve, (CODE,)), Told(curve, 16, BLOCK)
+    core = EngineCore(plan, NullEngine(), slots=16, blocks=1024, ends=(1,), seed=1, lag=lag, executor=executor,
+                      policy=policy, now=executor.clock)
+    ran, run = [], executor._run
+
+    def noted(step: Any, out: Any) -> float:
+        decoding = step.sequences["kind"] == DECODE
+        if decoding.any():
+            ran.append((int(decoding.sum()), int(decoding.sum()) + step.ids))
+        return run(step, out)
+
+    executor._run = noted  # type: ignore[method-assign]
+    for i in range(48):
+        core.add(core.make(f"r{i}", prompt, SamplingParams(max_tokens=20 + 7 * i, seed=i, detokenize=False)))
+    while core.requests:
+        assert core.step()
+    assert ran == policy.steps and any(rows > decoding for decoding, rows in ran)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
