@@ -96,7 +96,7 @@ def test_generation_with_drafts_gives_the_tokens_of_single_steps(llm: LLM, ids: 
         assert rows.argmax(-1).tolist() == list(found)
 
 
-def test_tokens_are_drawn_on_the_device_as_the_cpu_engine_draws_them(llm: LLM, ids: list[int]) -> None:
+def test_sampled_tokens_are_those_of_the_cpu_engine(llm: LLM, ids: list[int]) -> None:
     options = [{"temperature": 0.9}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8}, {"min_p": 0.05},
                {"temperature": 1.2, "top_k": 40, "top_p": 0.9}, {"logit_bias": {7: 3.0}}]
     params = [SamplingParams(max_tokens=3, ignore_eos=True, seed=n, **o) for n, o in enumerate(options)]
