@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +72,11 @@ def timed(act: Callable[[], object]) -> float:
 
 def waited() -> int:
     """Nanoseconds that the threads of this process were ready and had no processor, as Linux counts them."""
-    return sum(int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat"))
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that ended meanwhile
+            total += int(path.read_text().split()[1])
+    return total
 
 
 def worked(act: Callable[[], object]) -> tuple[float, float, float]:

@@ -170,15 +170,15 @@ def test_records_are_read_in_any_order_and_a_file_that_ends_loses_what_is_cut(li
     del kept
 
 
-@pytest.mark.parametrize("how", ["calls", "ring"])
-def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "areas"), [("calls", 1), ("calls", 4), ("ring", 3)])
+def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path: Path, how: str, areas: int) -> None:
     """Blocks are given up before a read begins, after it has ended, and then, while a thread reads, after a wait that
     closes in on the middle of the read by itself; whatever they hold then stays, whichever moment was met."""
     native, chain = NativeRecords(library, V41_LAYOUT), Chain(1, 64, V41_LAYOUT)
     fd = segment_of(tmp_path, native, chain)
     read = reader_of(native, how)
-    area = np.zeros((3, V41_LAYOUT.stride), dtype=np.uint8)
-    slots = np.array([address_of(memoryview(row)) for row in area[: 1 if how == "calls" else 3]], dtype=np.uint64)
+    area = np.zeros((areas, V41_LAYOUT.stride), dtype=np.uint8)
+    slots = np.array([address_of(memoryview(row)) for row in area], dtype=np.uint64)
     into = np.zeros((64, V41_LAYOUT.payload_bytes), dtype=np.uint8)
     wait, moments = 1e-4, ["before", "after", *["meanwhile"] * 60]
     for moment in moments:

@@ -49,7 +49,7 @@ class ThreadMover:
     """``settings.threads`` threads that read: runs in Python, pieces in one call of the native part."""
 
     name = THREADS
-    slots_each = _RUN
+    slots_each = 2 * _RUN  # one half is read into while the other is proved
 
     def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader) -> None:
         self._reader = reader

@@ -10,9 +10,9 @@ from deepinfer.runtime.native.build import compiler_name, run_compiler
 from deepinfer.runtime.store.native import LIBRARY
 
 SOURCE = Path(__file__).resolve().parent / "records.cpp"
-HEADER = SOURCE.parent / "ring.h"
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-static-libstdc++",
-         "-static-libgcc", "-s", "-Wl,--build-id=none")
+HEADERS = [SOURCE.parent / name for name in ("ring.h", "turns.h")]
+FLAGS = ("-std=c++17", "-O2", "-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra",
+         "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--build-id=none")
 
 
 def build_store(cache: Cache | None = None) -> Entry:
@@ -22,7 +22,7 @@ def build_store(cache: Cache | None = None) -> Entry:
     """
     compiler, store = cxx_compiler(), cache or Cache()
     key = {"kind": "store", "compiler": compiler_name(compiler), "flags": list(FLAGS),
-           "source": [file_digest(SOURCE), file_digest(HEADER)]}
+           "source": [*map(file_digest, (SOURCE, *HEADERS))]}
 
     def make(folder: Path) -> None:
         run_compiler([compiler, *FLAGS, SOURCE.name, "-o", str(folder / LIBRARY)], SOURCE.parent, LIBRARY, store.root)

@@ -15,6 +15,7 @@
 #include <new>
 
 #include "ring.h"
+#include "turns.h"
 
 #define STORE_API extern "C" __attribute__((visibility("default")))
 
@@ -24,6 +25,7 @@ constexpr int kAbi = 3;
 constexpr int kMostSections = 16;
 constexpr int kMostNeighbours = 64;
 constexpr int kWrittenTogether = 4;
+constexpr int64_t kWorthAThread = 4;  // records: to begin and end a thread takes as long as to prove one or two
 constexpr uint32_t kHeaderBytes = 256;
 constexpr uint32_t kMagic = 0x63724944;  // "DIrc"
 constexpr uint16_t kReplayed = 1;
@@ -193,6 +195,35 @@ void judge(const Layout& layout, Want& want, uint64_t slot, int64_t got, Sum sum
     end(layout, reinterpret_cast<const uint8_t*>(slot), got >= static_cast<int64_t>(layout.stride), want, sum);
 }
 
+// The records of ``what``, neighbours that were read into ``slots``.
+void judge_all(const Layout& layout, Want* wants, const store::Filled& what, const uint64_t* slots, Sum sum) {
+  for (int64_t i = 0; i < what.count; i++)
+    judge(layout, wants[i], slots[i], what.got < 0 ? what.got : what.got - i * static_cast<int64_t>(layout.stride), sum);
+}
+
+// Has ``read(first, n)`` read all records, up to ``most`` neighbours of one file at a time; returns the bytes.
+template <typename Read>
+int64_t read_all(const Layout& layout, Want* wants, int64_t count, int64_t most, Read read) {
+  most = most < kMostNeighbours ? most : kMostNeighbours;
+  int64_t moved = 0;
+  for (int64_t first = 0; first < count;) {
+    Want& want = wants[first];
+    if (__atomic_load_n(&want.state, __ATOMIC_ACQUIRE) != kWaiting) {
+      want.status = kCancelled;
+      first++;
+      continue;
+    }
+    int64_t n = 1;
+    while (n < most && first + n < count && wants[first + n].fd == want.fd &&
+           wants[first + n].offset == want.offset + static_cast<uint64_t>(n) * layout.stride)
+      n++;
+    const int64_t got = read(first, n);
+    if (got > 0) moved += got;
+    first += n;
+  }
+  return moved;
+}
+
 // Reads of one call through a ring: which record is in which slot.
 struct UnderWay {
   int64_t record[kMostNeighbours];
@@ -229,29 +260,28 @@ STORE_API void store_sizes(uint64_t* sizes) {
 }
 
 // Read, prove and hand over ``count`` records in order; neighbours of one file with one call, up to ``slot_count``
-// [stride] areas of memory at ``slots``. Returns the number of bytes read.
+// [stride] areas of memory at ``slots``. Of several records one half of the areas is read into while the other half is
+// proved and copied, by another thread. Returns the number of bytes read.
 STORE_API int64_t store_read(const Layout* layout, Want* wants, int64_t count, const uint64_t* slots,
                              int64_t slot_count, Sum sum) {
-  const int64_t most = slot_count < kMostNeighbours ? slot_count : kMostNeighbours;
-  int64_t moved = 0;
-  for (int64_t first = 0; first < count;) {
-    Want& want = wants[first];
-    if (__atomic_load_n(&want.state, __ATOMIC_ACQUIRE) != kWaiting) {
-      want.status = kCancelled;
-      first++;
-      continue;
+  if (count >= kWorthAThread && slot_count >= 2) try {
+      const int64_t half = slot_count / 2;
+      store::Turns turns([=](const store::Filled& what, int area) {
+        judge_all(*layout, wants + what.first, what, slots + area * half, sum);
+      });
+      return read_all(*layout, wants, count, half, [&](int64_t first, int64_t n) {
+        const int area = turns.next();
+        const int64_t got = read_neighbours(*layout, wants[first], static_cast<int>(n), slots + area * half);
+        turns.filled({first, n, got});
+        return got;
+      });
+    } catch (const std::system_error&) {  // no further thread, and nothing was read yet
     }
-    int64_t n = 1;
-    while (n < most && first + n < count && wants[first + n].fd == want.fd &&
-           wants[first + n].offset == want.offset + static_cast<uint64_t>(n) * layout->stride)
-      n++;
-    const int64_t got = read_neighbours(*layout, want, static_cast<int>(n), slots);
-    if (got > 0) moved += got;
-    for (int64_t i = 0; i < n; i++)
-      judge(*layout, wants[first + i], slots[i], got < 0 ? got : got - i * static_cast<int64_t>(layout->stride), sum);
-    first += n;
-  }
-  return moved;
+  return read_all(*layout, wants, count, slot_count, [=](int64_t first, int64_t n) {
+    const int64_t got = read_neighbours(*layout, wants[first], static_cast<int>(n), slots);
+    judge_all(*layout, wants + first, {first, n, got}, slots, sum);
+    return got;
+  });
 }
 
 // A ring for ``reads`` reads under way that was seen to read, or null and the errno of what is forbidden here.
