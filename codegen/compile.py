@@ -34,7 +34,8 @@ from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
 @dataclass(frozen=True)
 class Compiled:
     """What ``compile_engine`` made. ``cache_hits``, ``cache_misses``: compiled parts (a kernel in one instruction set,
-    the library of all) that were in the cache, or had to be made."""
+    the library of all) that were in the cache, or had to be made. ``for_device``: whether the target's compiler made
+    the kernels; else they are sources, which a stand-in for the device runs."""
 
     folder: Path
     wheel: Path | None
@@ -43,6 +44,7 @@ class Compiled:
     cache_hits: int
     cache_misses: int
     seconds: float
+    for_device: bool = True
 
 
 def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions | None = None,
@@ -77,7 +79,7 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
         folder, wheel_file = write_engine(contents, out, wheel=wheel)
     remember(folder, model)
     done = Compiled(folder, wheel_file, plan, len(plan.lowered.specs), binary.cache_hits, binary.cache_misses,
-                    perf_counter() - start)
+                    perf_counter() - start, binary.compiled)
     print_result(show, done)
     if pack:
         pack_weights(load_engine(folder), checkpoint, progress=show.is_terminal)
@@ -166,3 +168,6 @@ def print_result(show: Console, done: Compiled) -> None:
     show.print(f"[bold]engine[/] {done.folder}: {done.kernels} kernels, {done.cache_hits} of "
                f"{done.cache_hits + done.cache_misses} parts from the cache; "
                f"{done.seconds:.1f} s" + (f"; wheel {done.wheel}" if done.wheel else ""))
+    if not done.for_device:
+        show.print(f"not compiled for {done.plan.target}: the target's compiler is not here, so the engine holds "
+                   f"sources only; {backend_of(done.plan.target).stand_in}=1 runs them on a stand-in, slowly")

@@ -6,6 +6,7 @@ code is that of ToolchainError when a miss stands in the way of compiling, else 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -76,10 +77,13 @@ def _nvidia_misses() -> list[Miss]:
 
 def _ascend_misses() -> list[Miss]:
     found = []
-    if shutil.which("bisheng") is None:
-        sentence = ("bisheng is not on PATH, so kernels stay sources that run on the CPU twin only "
-                    "(DEEPINFER_ASCEND_TWIN=1); install CANN, source its set_env.sh")
-        found.append(Miss(sentence, needed=False))
+    try:
+        if importlib.import_module("deepinfer.backends.ascend950.bisheng").find() is None:
+            sentence = ("bisheng is not on PATH, so kernels stay sources that run on the CPU twin only "
+                        "(DEEPINFER_ASCEND_TWIN=1); install CANN, source its set_env.sh")
+            found.append(Miss(sentence, needed=False))
+    except ToolchainError as error:
+        found.append(Miss(str(error), needed=True))
     device = ascend_device()
     if device.soc is None:
         found.append(Miss(f"{device.note}; engines cannot be run here", needed=False))

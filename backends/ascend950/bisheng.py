@@ -67,9 +67,12 @@ def _program(name: str, beside: str | None = None) -> str | None:
 
 
 def _asked(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    if done.returncode or not lines:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
+        lines, failed = [*done.stdout.splitlines(), *done.stderr.splitlines()], bool(done.returncode)
+    except OSError as error:  # of another machine, for instance
+        lines, failed = [error.strerror or str(error)], True
+    if failed or not lines:
         raise ToolchainError("bisheng does not say its version", where=compiler, found=(lines or ["nothing"])[0][:200],
                              next_step="mend the CANN installation, or take bisheng off PATH to keep to sources")
     return lines[0].strip()

@@ -34,7 +34,7 @@ class Sku:
 
     @property
     def multiply(self) -> float:
-        """bf16 multiply-adds a second: 16 x 16 x 16 a cycle and core, the format every contraction here uses."""
+        """bf16 multiply-adds a second: 16 x 16 x 16 a cycle and core. Products of E4M3 take half the cycles."""
         return self.cores * self.clock * 4096.0
 
 

@@ -15,6 +15,7 @@ from deepinfer.backends.base import Source
 from deepinfer.codegen.cache import Cache
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
 from deepinfer.errors import ToolchainError
+from deepinfer.machine import misses
 
 
 def draw() -> Source:
@@ -83,6 +84,24 @@ def test_an_older_toolkit_is_refused_in_one_sentence(path: Path) -> None:
     stand_in(path, "bisheng version 8.5.0")
     with pytest.raises(ToolchainError, match=r"too old.*8\.5\.0.*9\.2 or newer"):
         bisheng.find()
+
+
+def test_a_compiler_of_another_machine_is_refused_in_one_sentence(path: Path) -> None:
+    stand_in(path)
+    (path / "bisheng").write_text("no program\n")
+    with pytest.raises(ToolchainError, match=r"does not say its version; found Exec format error"):
+        bisheng.find()
+
+
+def test_doctor_sees_the_toolkit_that_compiling_takes(path: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    assert any("kernels stay sources" in miss.sentence for miss in misses("ascend950"))
+    home = tmp_path / "toolkit"
+    stand_in(home / "bin")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
+    assert not any("bisheng" in miss.sentence for miss in misses("ascend950"))
+    stand_in(home / "bin", "bisheng version 8.5.0")
+    assert any("too old" in miss.sentence and miss.needed for miss in misses("ascend950"))
 
 
 def test_a_complaint_of_the_compiler_names_the_kernel(path: Path, tmp_path: Path) -> None:

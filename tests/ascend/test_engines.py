@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ from compiled import checkpoint_of, engine_of
 from golden.cases import load_case, row_errors
 from golden.engines import LIMITS, fed
 from golden.gates import GATES
+from rich.console import Console
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.codegen.compile import compile_engine
 from deepinfer.codegen.package import load_engine
 from deepinfer.devices import ascend_device
+from deepinfer.dsl.model import EngineOptions
 from deepinfer.errors import ArtifactError, DeepInferError
 
 CASE = "v41_a_f32"
@@ -55,6 +59,16 @@ def test_an_engine_of_sources_is_refused_without_the_twin(engine: Path) -> None:
     assert manifest["compiled"] is False
     with pytest.raises(ArtifactError, match=r"sources only.*CPU twin.*set DEEPINFER_ASCEND_TWIN=1"):
         load_engine(engine)
+
+
+def test_compiling_says_that_nothing_was_compiled_for_a_device(engine: Path, tmp_path: Path) -> None:
+    said = Console(file=io.StringIO(), width=300)
+    formats = load_case(CASE).formats | LIMITS | {"profile": "wide"}
+    done = compile_engine(model=str(checkpoint_of(CASE)), out=tmp_path / "again", target="ascend950", console=said,
+                          options=EngineOptions(**formats))
+    assert not done.for_device and done.cache_misses == 0
+    assert isinstance(said.file, io.StringIO)
+    assert "not compiled for ascend950" in said.file.getvalue() and "DEEPINFER_ASCEND_TWIN=1" in said.file.getvalue()
 
 
 def test_the_sources_of_an_engine_are_those_that_the_twin_ran(engine: Path) -> None:
