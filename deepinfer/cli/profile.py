@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deepinfer.accelerator import backend_of
 from deepinfer.cli.failure import Command
 from deepinfer.cli.placement import placement_options
 from deepinfer.disk import room_in
@@ -56,6 +57,10 @@ def main(engine: Path, checkpoint: str | None, decode: str, prefill: str, contex
     model: Any = importlib.import_module("deepinfer.codegen.report.model")
     folder = engine.expanduser()
     facts: EngineFacts = importlib.import_module("deepinfer.codegen.report.read").engine_facts(folder)
+    if backend_of(facts.manifest["target"]).runner != "host":
+        raise SpecError("only engines that run on the host's processors are measured launch by launch",
+                        where=str(folder), found=f"an engine for {facts.manifest['target']}", allowed="cpu",
+                        next_step="take report.html in the engine, which predicts, and the vendor's profiler")
     package = importlib.import_module("deepinfer").load_engine(folder)
     longest = package.plan.max_model_len
     before = min(_DEFAULT_CONTEXT, longest - 1) if context is None else context

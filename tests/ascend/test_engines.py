@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from compiled import checkpoint_of, engine_of
 from golden.cases import load_case, row_errors
 from golden.engines import LIMITS, fed
@@ -18,11 +19,12 @@ from golden.gates import GATES
 from rich.console import Console
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.cli import profile
 from deepinfer.codegen.compile import compile_engine
 from deepinfer.codegen.package import load_engine
 from deepinfer.devices import ascend_device
 from deepinfer.dsl.model import EngineOptions
-from deepinfer.errors import ArtifactError, DeepInferError
+from deepinfer.errors import ArtifactError, DeepInferError, SpecError
 
 CASE = "v41_a_f32"
 ROWS = 28  # of the prompt: more than two blocks of selections, fewer than the window
@@ -69,6 +71,11 @@ def test_compiling_says_that_nothing_was_compiled_for_a_device(engine: Path, tmp
     assert not done.for_device and done.cache_misses == 0
     assert isinstance(said.file, io.StringIO)
     assert "not compiled for ascend950" in said.file.getvalue() and "DEEPINFER_ASCEND_TWIN=1" in said.file.getvalue()
+
+
+def test_profile_refuses_an_engine_whose_launches_the_host_cannot_time(engine: Path) -> None:
+    said = CliRunner().invoke(profile.main, [str(engine)])
+    assert said.exit_code == SpecError.exit_code and "found an engine for ascend950" in said.output
 
 
 def test_the_sources_of_an_engine_are_those_that_the_twin_ran(engine: Path) -> None:
