@@ -59,6 +59,7 @@ def ids() -> list[int]:
 def test_an_engine_of_sources_is_refused_without_the_twin(engine: Path) -> None:
     manifest = json.loads((engine / "manifest.json").read_text())
     assert manifest["compiled"] is False
+    assert "printed, not compiled for a device" in (engine / "report.html").read_text(encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"sources only.*CPU twin.*set DEEPINFER_ASCEND_TWIN=1"):
         load_engine(engine)
 
