@@ -69,7 +69,7 @@ def curve_of(record: object) -> CostCurve | None:
         rows, step, sequences, draft = (record[name] for name in ("rows", "step_seconds", "sequences", "draft_seconds"))
         return CostCurve(tuple(map(int, rows)), tuple(map(float, step)), tuple(map(int, sequences)),
                          tuple(map(float, draft)))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

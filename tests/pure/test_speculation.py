@@ -245,6 +245,7 @@ def test_a_curve_is_the_line_between_its_points_and_goes_on_behind_them() -> Non
     for wrong in ({}, [], {**curve.record(), "form": 2}, {**curve.record(), "rows": [2, 1, 3, 4]},
                   {**curve.record(), "step_seconds": [1.0, math.nan, 1.0, 1.0]}, {**curve.record(), "rows": "abcd"}):
         assert curve_of(wrong) is None
+    assert curve_of({**FLAT.record(), "rows": [1, float("inf")]}) is None  # legal for json.loads, no integer
 
 
 def test_a_curve_is_measured_once_for_engine_and_machine(tmp_path: Path) -> None:
