@@ -54,6 +54,7 @@ CAPABILITIES = Capabilities(
     prologue={},
     epilogue={"gemm": "element", "grouped_gemm": "element"},
     shared_input=True,
+    draws=True,
     barrier_us=LAUNCH * 1e6,
     on_chip_bytes=CAPACITY["UB"],
     roofs=tuple(Roof(s.name, s.read, s.multiply, "published: bytes a cycle and core x cores x clock; 16 x 16 x 16 "

@@ -30,7 +30,8 @@ ARCHS = {
 def built(target: str) -> Capabilities:
     """What the skeletons of today carry. A kernel boundary costs about what a graph replay pays for a small kernel."""
     return Capabilities(target=target, prologue={}, epilogue=dict.fromkeys(("gemm", "grouped_gemm", "attend"), "group"),
-                        group=32, row_columns=32, shared_input=True, barrier_us=1.35, on_chip_bytes=227 << 10)
+                        group=32, row_columns=32, shared_input=True, barrier_us=1.35, on_chip_bytes=227 << 10,
+                        draws=True)
 
 
 # Where fusion is to go: the last block of a row finishes it (ticket), so row-wide steps may follow a contraction in its
@@ -41,5 +42,5 @@ SM100 = Capabilities(
     epilogue={"gemm": "row", "grouped_gemm": "row", "attend": "row"},
     shared_input=True, mixed_tiles=True, ticket=True,
     barrier_us=1.35,
-    on_chip_bytes=227 << 10,
+    on_chip_bytes=227 << 10, draws=True,
 )

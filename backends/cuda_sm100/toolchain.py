@@ -32,6 +32,7 @@ FORMAT = 1
 _ALIGNMENT = 256
 _HERE = Path(__file__).resolve().parent
 _TEXTS = ("device.py", "expand.py", "worker.py")  # what a binary is made from besides its own text
+_DRAWS = "draws.py"  # the same of draws alone
 Made = tuple[tuple[Stage, ...], list[Entry]]  # the stages that were taken, compiled
 _SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
 
@@ -130,6 +131,8 @@ class Toolchain:
 
         key = {"kind": "cuda stage", **self.key, **request, "hot": stage.hot, "matrix": stage.matrix,
                "otherwise": stage.otherwise}
+        if source.family == "draw":
+            key["draws"] = file_digest(_HERE / _DRAWS)
         return self.cache.fetch(key, make)
 
     def _compiled(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,9 @@ HOST = "host"
 # What runs kernels on the threads of this machine; all else in the source folder is part of every runner.
 _OF_HOST = ("barrier.h", "host.cpp", "host.h", "probe.cpp", "runner.cpp")
 _OF_DEVICES = "device"
+# Draws that a device leaves to the host are made by the text of the kernels for hosts.
+_DRAWS = "../../backends/cpu/include"
+_OF_DRAWS = ("-ffp-contract=off", "-Wno-psabi", "-DDI_ISA=runner", "-I.", f"-I{_DRAWS}")
 
 
 def runner_sources(kind: str = HOST) -> list[Path]:
@@ -41,7 +44,9 @@ def runner_sources(kind: str = HOST) -> list[Path]:
 
 def runner_flags(kind: str = HOST) -> tuple[str, ...]:
     """Flags of the compiler for a runner."""
-    return FLAGS if kind == HOST else tuple(f for f in FLAGS if f != "-fopenmp")
+    if kind == HOST:
+        return FLAGS
+    return (*(f for f in FLAGS if f != "-fopenmp"), *_OF_DRAWS)
 
 
 @lru_cache(maxsize=1)
@@ -97,6 +102,8 @@ def build_runner(cache: Cache | None = None, kind: str = HOST) -> Entry:
     sources = {str(p.relative_to(SOURCE_FOLDER)): p for p in runner_sources(kind)}
     key = {"kind": "runner", "compiler": compiler_name(compiler), "flags": [*runner_flags(kind), *LIBRARIES],
            "sources": {name: file_digest(p) for name, p in sources.items()}}
+    if kind != HOST:
+        key["draws"] = {p.name: file_digest(p) for p in sorted((SOURCE_FOLDER / _DRAWS).glob("*.h"))}
     units = [name for name in sources if name.endswith(".cpp")]
 
     def make(folder: Path) -> None:

@@ -66,7 +66,9 @@ void DiEngine::require_draws() const {
 void DiEngine::begin(int32_t slot, const DiSampling* how, const int64_t* prompt, int64_t prompt_ids,
                      const int64_t* answer, int64_t answer_ids) {
     require_draws();
-    slot_states_.begin(slot, *how, prompt, prompt_ids, answer, answer_ids);
+    DiSampling taken = *how;
+    if (taken.mode == DI_REJECTION && !judges(taken)) taken.mode = DI_COUPLED;
+    slot_states_.begin(slot, taken, prompt, prompt_ids, answer, answer_ids);
 }
 
 // Positions and ids of the rows; out: verified.

@@ -61,6 +61,8 @@ struct DiEngine {
     // All outputs of the entry that ran last are about to be asked for.
     virtual void fetch(int32_t) {}
     virtual char* state_base(int32_t state) const = 0;
+    // Whether drafts of a sequence can be judged by rejection; else they are coupled.
+    virtual bool judges(const DiSampling&) const { return true; }
 
     const BufferRow* output_buffer(int32_t entry, const char* name) const;
 

@@ -30,7 +30,7 @@ def plan(repository: Path) -> Plan:
 def test_every_kernel_is_printed_with_a_plan_that_fits(plan: Plan) -> None:
     sources = [s for s in plan.lowered.sources if isinstance(s, AscendSource)]
     assert len(sources) == len(plan.lowered.specs) > 60
-    assert {s.family for s in sources} == {"rowwise", "gemm", "grouped_gemm", "attend", "score_select"}
+    assert {s.family for s in sources} == {"rowwise", "gemm", "grouped_gemm", "attend", "score_select", "draw"}
     for s in sources:
         for line in s.text.splitlines():
             if line.strip().startswith("DI_BUFFER("):

@@ -15,6 +15,8 @@ from deepinfer.backends.cuda_sm100.source import CudaSource
 from deepinfer.backends.signature import Parameter
 from deepinfer.codegen.kernels.spec import KernelSpec
 
+LARGEST = np.array([4, 0, 0, 0, 0, 0, 0, 0], np.int64)  # words of a row of which nothing is known
+
 
 def _array(pointer: int | None, count: int, kind: Any) -> Array:
     if not pointer or not count:
@@ -86,7 +88,7 @@ def _flat(x: Array | list[Array] | None) -> Array:
 
 def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequence[Array | Param | State | None],
               rows: str = "", draws: Array | None = None) -> Arguments:
-    """``operands`` and ``rows`` as for ``cpu.harness.run``; ``draws``: words of the rows that draw."""
+    """``operands`` and ``rows`` as for ``cpu.harness.run``; ``draws``: words of rows that draw; None: the largest."""
     arrays, axis = StepArrays(step), step.axis(rows or spec.rows)
     count = step.axis_rows[axis]
     made = Arguments([], rows=count)
@@ -137,7 +139,7 @@ def arguments(spec: KernelSpec, source: Launchable, step: Step, operands: Sequen
             case ("state", i, what):
                 return state(i, what)
             case ("draw", "rows"):
-                return np.zeros(8, np.int64) if draws is None else draws
+                return np.tile(LARGEST, max(1, count)) if draws is None else draws
             case ("pin", i, "given"):
                 return int(operands[i] is not None)
             case ("pin", i):

@@ -125,9 +125,9 @@ def tensor(x: Array) -> torch.Tensor:
 
 
 def run(spec: KernelSpec, step: Step, operands: Sequence[Array | Param | State | None], *, isa: str = "",
-        rows: str = "", variant: int | None = None) -> dict[int, Array]:
+        rows: str = "", variant: int | None = None, draws: Array | None = None) -> dict[int, Array]:
     """As ``cpu.harness.run``; ``variant``: number of the variant to run instead of the one for the number of rows."""
-    return run_arguments(spec, arguments(spec, _made(spec)[0], step, operands, rows), variant)
+    return run_arguments(spec, arguments(spec, _made(spec)[0], step, operands, rows, draws), variant)
 
 
 def run_arguments(spec: KernelSpec, made: Arguments, variant: int | None = None) -> dict[int, Array]:

@@ -90,6 +90,7 @@ def test_every_launch_has_the_parameters_of_its_kernel(quantised: Compiled, llm:
         s.feed(ids[:70])
         s.feed(ids[70:71])
         s.draft(7)
+    llm.generate([ids[:3]], SamplingParams(max_tokens=1), progress=False)
     for launch in fake.launches():
         seen.add(book.check(launch))
     assert seen >= {k.symbol for k in quantised.plan.lowered.table.kernels} | {"di_commit"}

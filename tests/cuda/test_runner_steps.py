@@ -55,6 +55,20 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Dense:
     return Dense(stub_engine(folder, folder, options=options, spec="specs.dense_gqa"), folder, shape, weights)
 
 
+def tokens_are_drawn_on_the_device(llm: LLM, prompts: list[list[int]]) -> None:
+    """The host waits once a step, for tokens alone; they are those that it draws itself where a request wants more."""
+    names, answers = ("cuStreamSynchronize", "cuMemcpyDtoHAsync_v2"), []
+    for more in ({}, {"logprobs": 2}, {"logit_bias": {0: 0.0}}):
+        before = [fake.calls(name) for name in names]
+        options = SamplingParams(temperature=1.2, top_p=0.9, top_k=40, seed=3, max_tokens=2, ignore_eos=True, **more)
+        made = llm.generate(prompts, options, progress=False)
+        answers.append([a.outputs[0].token_ids for a in made])
+        waits, copies = (fake.calls(name) - n for name, n in zip(names, before, strict=True))
+        rows = sum(map(len, answers[-1])) if more else 0
+        assert (waits, copies) == (2 + rows, 2 + rows), more
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_an_engine_on_the_driver_gives_the_rows_of_its_torch_twin(dense: Dense) -> None:
     work = fake.Interpreted(dense.table, dense.done.plan.lowered.sources)
     with fake.running(work):
@@ -70,6 +84,7 @@ def test_an_engine_on_the_driver_gives_the_rows_of_its_torch_twin(dense: Dense) 
         for prompt, answer in zip(prompts, answers, strict=True):
             rows = dense.twin(torch.tensor([*prompt, *answer.outputs[0].token_ids]))[len(prompt) - 1: -1]
             assert rows.argmax(-1).tolist() == answer.outputs[0].token_ids
+        tokens_are_drawn_on_the_device(llm, prompts)
         assert (taken, graphs) == (fake.calls("cuMemAlloc_v2"), fake.calls("cuGraphInstantiateWithFlags"))
         llm.close()
     assert fake.library().fake_taken() == 0

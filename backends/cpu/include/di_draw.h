@@ -199,11 +199,15 @@ static inline double di_left(const DiDraw* d, const float* l, bool bare, int64_t
 }
 
 // ---- step 4, and judging a draft ------------------------------------------------------------------------------------
-DI_INLINE uint64_t di_noise_key(const DiDraw* d, int64_t position) {
+DI_INLINE uint64_t di_purpose_key(const DiDraw* d) {
     uint64_t key = d->how->key;
     if (d->noise != DI_NOISE_SHARED) key = di_key(key, (uint64_t)d->noise);
     if (d->noise == DI_NOISE_DRAFT) key = di_key(key, (uint64_t)d->round);
-    return di_key(key, (uint64_t)position);
+    return key;
+}
+
+DI_INLINE uint64_t di_noise_key(const DiDraw* d, int64_t position) {
+    return di_key(di_purpose_key(d), (uint64_t)position);
 }
 
 // Accepts a draft x with probability p(x) / q(x), else draws from what p has more than q: the result is a draw from p.

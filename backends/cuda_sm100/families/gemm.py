@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from deepinfer.backends.cuda_sm100.families.contract import (
@@ -15,7 +16,7 @@ from deepinfer.backends.cuda_sm100.families.contract import (
     kinds_of,
     weight_of,
 )
-from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, default_schedule, part_of
+from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile, default_schedule, part_of
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
 from deepinfer.codegen.kernels.spec import KernelSpec
@@ -59,8 +60,8 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     ready = made_ready(packed, k) if any(t.ready for t in schedule.tiles) else None
     if ready:
         signature.scratch()
-    variants = []
-    for t, deep in zip(schedule.tiles, depths, strict=True):
+
+    def variant(t: Tile, deep: int) -> Variant:
         bn = columns_of(widest, t.columns if roomy else min(64, t.columns), kinds)
         count = sum(-(-y["columns"] // bn) * groups for y in tiles)
         constants = (("BT", t.tokens), ("BN", bn), ("BK", deep))
@@ -80,7 +81,10 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
             across = sum(-(-y["columns"] // _SUMMED[1]) * groups for y in tiles)
             stages.append(Stage(f"{spec.symbol}_sum", Grid(leads, few, 0, across), 4, (("BT", few), ("BN", _SUMMED[1])),
                                 1))
-        variants.append(Variant(t.rows // leads if t.rows else 0, tuple(stages)))
+        smaller = smaller_tile(t, bn)
+        return Variant(t.rows // leads if t.rows else 0, tuple(stages), variant(smaller, deep) if smaller else None)
+
+    variants = [variant(t, deep) for t, deep in zip(schedule.tiles, depths, strict=True)]
     variants = [v for n, v in enumerate(variants) if v.rows or n == len(variants) - 1]
     words = k % 16 == 0 and all(a["raised"] and a["format"] == "mxfp8" for a in packed)
     room = parts * leads * place * 4
@@ -91,6 +95,13 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
                   lead=leads, tiles=tiles, even=k % max(depths) == 0, kinds=kinds, parts=parts, share=share, wide=place,
                   ready=ready, paired=_PAIRED if words else 0,
                   stride=f"(row_stop - row_first) * {leads}" if apart >= MANY else apart)
+
+
+def smaller_tile(t: Tile, columns: int) -> Tile | None:
+    """What takes the place of a tile whose sums do not fit into the registers: half of its longer side."""
+    if t.tokens * columns <= 64 * 64:
+        return None
+    return replace(t, columns=columns // 2) if columns >= max(t.tokens, 128) else replace(t, tokens=t.tokens // 2)
 
 
 def made_ready(anchors: list[dict[str, Any]], k: int) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "../fault.h"
+#include "draws.h"
 
 namespace {
 
@@ -97,7 +98,7 @@ int64_t DeviceEngine::table_bytes(int32_t blocks) const {
 // Scratch here holds the integers of a step and the block tables as well.
 Layout DeviceEngine::layout(int32_t slots, int32_t blocks, int32_t threads) const {
     Layout out = DiEngine::layout(slots, blocks, threads);
-    out.scratch = scratch_bytes(blocks) + paged(Places(table_, limits(table_.limit)).end) + table_bytes(blocks);
+    out.scratch = scratch_bytes(blocks) + paged(Places(table_, limits(table_.limit)).draws_end) + table_bytes(blocks);
     return out;
 }
 
@@ -113,14 +114,14 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     const Places places(table_, limits(table_.limit));
     arena_ = device_->take(std::max(layout_.arena, PAGE), "values of a step");
     scratch_ = device_->take(scratch_bytes(blocks), "scratch of the kernels");
-    integers_ = device_->take(places.end, "integers of a step");
+    integers_ = device_->take(places.draws_end, "integers of a step");
     tables_ = device_->take(table_bytes(blocks), "block tables");
     rings_ = device_->take(std::max(layout_.rings, PAGE), "rings of the sequences");
     pages_ = device_->take(std::max(layout_.pages, PAGE), "blocks of the cache");
     tables_sent_ = (int32_t*)device_->take_host(table_bytes(blocks), "block tables");
     int64_t answers = 0;
     for (const EntryRow& e : table_.entries) {
-        sent_.push_back(device_->take_host(places.end, "integers of a step"));
+        sent_.push_back(device_->take_host(places.draws_end, "integers of a step"));
         std::vector<int64_t> at;
         int64_t end = 0;
         for (const auto& o : e.outputs) {
@@ -133,6 +134,15 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     }
     on_the_way_.assign(table_.entries.size(), 0);
     answers_ = device_->take_host(std::max(answers, PAGE), "results of a step");
+    if (table_.sequence.vocab) {
+        const int64_t vocab = table_.sequence.vocab;
+        const BufferRow* const logits = output_buffer(drawing_.step, "logits");
+        if (!logits || logits->row_bytes != vocab * (int64_t)sizeof(float)) {
+            fail(DI_BAD_TABLE, "the step has no logits of %lld f32 to draw from", (long long)vocab);
+        }
+        row_logits_ = device_->take_host(logits->row_bytes, "logits of a row");
+        draw_scratch_.resize((size_t)host_draw_bytes(vocab));
+    }
     slot_states_.allocate(slots);
     step_.bound(slots, blocks);
     slots_ = slots;
@@ -173,11 +183,31 @@ const char* DeviceEngine::output_rows(int32_t entry, const char* name, int64_t* 
         if (!fetched_) {
             device_->copy_out(to, arena_ + b.offset, step_.rows(b.axis) * b.row_bytes);
             arrived();
+            if (entry == drawing_.sample) draw_the_rest((int64_t*)to);
         }
         return to;
     }
     return nullptr;
 }
+
+int32_t DeviceEngine::draws_axis(int32_t entry) const {
+    return entry == drawing_.draft ? (int32_t)DI_AXIS_SEQ : (int32_t)DI_AXIS_WANTED;
+}
+
+// Tokens of the rows whose draws the device has no kernel for; their logits are brought over one by one.
+void DeviceEngine::draw_the_rest(int64_t* tokens) {
+    const DiDraw* const draws = step_.view().draws;
+    const BufferRow* const logits = output_buffer(drawing_.step, "logits");
+    const DiAxis& rows = step_.view().axis[DI_AXIS_WANTED];
+    for (int64_t r = 0; draws && r < rows.rows; ++r) {
+        if (!draws_on_host(draws[r])) continue;
+        device_->copy_out(row_logits_, arena_ + logits->offset + r * logits->row_bytes, logits->row_bytes);
+        tokens[r] = host_draw(draws[r], (const float*)row_logits_, table_.sequence.vocab, rows.pos[r] + 1,
+                              draw_scratch_.data());
+    }
+}
+
+bool DeviceEngine::judges(const DiSampling& how) const { return !edits_drafts(how); }
 
 // One wait for all of them.
 void DeviceEngine::fetch(int32_t entry) {
@@ -210,7 +240,9 @@ void DeviceEngine::send(int32_t entry, const Places& places) {
     on_the_way_[(size_t)entry] = 1;
     char* const block = sent_[(size_t)entry];
     write_integers(block, places, step_.view(), table_.axes);
-    device_->copy_in(integers_, block, places.end);
+    const bool draws = table_.sequence.vocab && (entry == drawing_.sample || entry == drawing_.draft);
+    if (draws) write_draws((int64_t*)(block + places.draws), step_.view().draws, step_.rows(draws_axis(entry)));
+    device_->copy_in(integers_, block, draws ? places.draws_end : places.end);
     if (table_.entries[(size_t)entry].uses_pages) send_tables();
     send_pins(table_.entries[(size_t)entry]);
 }

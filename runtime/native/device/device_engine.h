@@ -22,6 +22,7 @@ class DeviceEngine final : public DiEngine {
     const char* output_rows(int32_t entry, const char* name, int64_t* row_bytes) override;
     void fetch(int32_t entry) override;
     char* state_base(int32_t state) const override;
+    bool judges(const DiSampling& how) const override;
 
   private:
     // Launches of one entry, recorded for so many rows.
@@ -47,6 +48,8 @@ class DeviceEngine final : public DiEngine {
     std::vector<char*> sent_;            // by entry: the integers on their way
     int32_t* tables_sent_ = nullptr;     // block tables as the device has them
     char* answers_ = nullptr;            // outputs that were asked for
+    char* row_logits_ = nullptr;         // of a row that the host draws from
+    std::vector<char> draw_scratch_;
     bool fetched_ = false;               // all of the last run are there
     std::vector<char> on_the_way_;       // by entry: its integers may still be read by a copy
     std::vector<std::vector<int64_t>> answer_at_;  // by entry and output
@@ -65,6 +68,8 @@ class DeviceEngine final : public DiEngine {
     Rows rows_of_step() const;
     void arrived();
     void send(int32_t entry, const Places& places);
+    int32_t draws_axis(int32_t entry) const;
+    void draw_the_rest(int64_t* tokens);
     void send_tables();
     void send_pins(const EntryRow& entry);
     const Graph* recorded(int32_t entry, const Rows& rows) const;

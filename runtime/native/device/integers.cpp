@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "draws.h"
+
 namespace {
 
 const int64_t BOUNDARY = 16;  // what kernels may assume of an address
@@ -34,6 +36,8 @@ Places::Places(const Table& table, const Rows& most) {
     token_ids = room(rows, 8);
     lookback = room(rows * (table.lookback + 1), 8);
     end = at;
+    draws = room(table.sequence.vocab ? std::max(most.of[DI_AXIS_WANTED], seqs) * DRAW_WORDS : 0, 8);
+    draws_end = at;
 }
 
 void write_integers(char* to, const Places& places, const DiStep& step, int32_t axes) {

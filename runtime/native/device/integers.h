@@ -17,6 +17,7 @@ struct Places {
     };
     Axis axis[DI_MAX_AXES];
     int64_t slot, c, floor, from_step, from_kept, valid_step, valid_kept, token_ids, lookback, end;
+    int64_t draws, draws_end;  // behind the others, where a step draws
 
     Places() = default;
     Places(const Table& table, const Rows& most);

@@ -21,7 +21,8 @@ const Word WORDS[] = {
     {"axis", "seq", AXIS_SEQ}, {"axis", "step_row", AXIS_STEP_ROW}, {"axis", "pos", AXIS_POS},
     {"axis", "first", AXIS_FIRST}, {"seq", "slot", SEQ_SLOT}, {"seq", "c", SEQ_C}, {"seq", "floor", SEQ_FLOOR},
     {"seq", "blocks", SEQ_BLOCKS}, {"seq", "width", SEQ_WIDTH}, {"step", "block_tokens", BLOCK_TOKENS},
-    {"step", "lookback_width", LOOKBACK_WIDTH}, {"input", "token_ids", TOKEN_IDS}, {"input", "lookback", LOOKBACK}};
+    {"step", "lookback_width", LOOKBACK_WIDTH}, {"input", "token_ids", TOKEN_IDS}, {"input", "lookback", LOOKBACK},
+    {"draw", "rows", DRAW_ROWS}};
 
 const Word OF_OPERAND[] = {
     {"value", "", VALUE}, {"param", "data", PARAM_DATA}, {"param", "scale", PARAM_SCALE},

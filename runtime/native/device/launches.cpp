@@ -133,6 +133,7 @@ uint64_t DeviceEngine::value(const Parameter& p, const ArgWord* args, const Work
         case LOOKBACK_WIDTH: return (uint64_t)(table_.lookback + 1);
         case TOKEN_IDS: return integers(at.token_ids);
         case LOOKBACK: return integers(at.lookback);
+        case DRAW_ROWS: return integers(at.draws);
         case SCRATCH: return (uint64_t)scratch_;
         case CONSTANTS: return (uint64_t)(constants_ + p.index);
         default: break;
