@@ -60,7 +60,8 @@ def _variants(symbol: str, heads: int, d: int, exact: bool) -> list[Variant]:
         scores = Stage(f"{symbol}_scores", Grid(times=parts), 4, (*sizes, ("PARTS", parts)), 2, True, exact)
         select = Stage(f"{symbol}_select", Grid(), 8, (("SPAN", 2 * _SPAN),), 1, True, otherwise=(16,))
         out.append(Variant(rows, (scores, select)))
-    whole = Stage(symbol, Grid(fixed=_PERSISTENT), 4, (*sizes, ("SPAN", _SPAN)), 2, True, exact)
+    whole = Stage(symbol, Grid(fixed=_PERSISTENT), 4, (*sizes, ("SPAN", _SPAN)), 2, True, exact,
+                  otherwise=((("SPAN", _SPAN // 2),),))
     return [*out, Variant(0, (whole,))]
 
 
