@@ -74,8 +74,9 @@ def curve_of(record: object) -> CostCurve | None:
 
 
 def rising(seconds: list[float]) -> tuple[float, ...]:
-    """Measured times without the noise that would make a larger step look cheaper."""
-    return tuple(float(x) for x in np.maximum.accumulate(seconds))
+    """Measured times without what makes a smaller step look dearer than a larger one. Noise only adds: it is the
+    smaller one's time that is wrong."""
+    return tuple(float(x) for x in np.minimum.accumulate(seconds[::-1])[::-1])
 
 
 def kept_curve(folder: Path | None, identity: Mapping[str, str], measure: Callable[[], CostCurve]) -> CostCurve:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from statistics import median
 
 import numpy as np
 
@@ -43,57 +43,51 @@ def measure_costs(plan: EnginePlan, engine: Engine, memory: SequenceMemory, *, r
     try:
         for holding in holdings:
             memory.prepare(holding, 0, 2 * block + 1)
-        timer = _Timer(plan, engine, holdings, repeats, now, now() + seconds)
-        rows, step = timer.climb(ladder(min(most * (block + 1), limit)), timer.step)
-        sequences, draft = timer.climb(ladder(min(most, limit // block)), timer.draft)
-        return CostCurve(rows, rising(step), sequences, rising(draft))
+        timer = _Timer(plan, engine, holdings, now)
+        timer.measure(ladder(min(most * (block + 1), limit)), ladder(min(most, limit // block)), repeats,
+                      now() + seconds)
+        return CostCurve(*timer.curve("step"), *timer.curve("draft"))
     finally:
         for holding in holdings:
             memory.close(holding)
 
 
 class _Timer:
-    def __init__(self, plan: EnginePlan, engine: Engine, holdings: list[Holding], repeats: int,
-                 now: Callable[[], float], end: float) -> None:
-        self.plan, self.engine, self.holdings = plan, engine, holdings
-        self.repeats, self.now, self.end = repeats, now, end
+    def __init__(self, plan: EnginePlan, engine: Engine, holdings: list[Holding], now: Callable[[], float]) -> None:
+        self.plan, self.engine, self.holdings, self.now = plan, engine, holdings, now
         self.batch = Batch(plan)
+        self.least: dict[tuple[str, int], float] = {}  # seconds by entry and size
 
-    def climb(self, sizes: list[int], time_of: Callable[[int], float]) -> tuple[tuple[int, ...], list[float]]:
+    def measure(self, rows: list[int], sequences: list[int], repeats: int, end: float) -> None:
+        """Time all sizes in turn, again and again: what else the machine does only ever adds to a time, and a spell of
+        it is over when a size comes round again, so the least time of each counts. The largest step comes before any
+        drafts and writes the rows that they read."""
+        work = [("step", size) for size in rows] + [("draft", size) for size in sequences]
+        needed = {("step", rows[0]), ("step", rows[-1]), ("draft", sequences[0]), ("draft", sequences[-1])}
+        for _ in range(repeats):
+            for item in work:
+                if self.now() < end or (item in needed and item not in self.least):
+                    self.least[item] = min(self._time(*item), self.least.get(item, math.inf))
+
+    def curve(self, entry: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The sizes that there was time for, the smallest and the largest among them, and their seconds."""
-        done, seconds = list[int](), list[float]()
-        for size in sizes:
-            if not done or size == sizes[-1] or self.now() < self.end:
-                done.append(size)
-                seconds.append(time_of(size))
-        return tuple(done), seconds
+        found = sorted((size, seconds) for (kind, size), seconds in self.least.items() if kind == entry)
+        return tuple(size for size, _ in found), rising([seconds for _, seconds in found])
 
-    def step(self, rows: int) -> float:
-        """Seconds of a step of so many rows, spread over as many sequences as there are."""
+    def _time(self, entry: str, size: int) -> float:
+        self._fill(self._rows(size) if entry == "step" else
+                   [(holding, 1, self.plan.draft_tokens) for holding in self.holdings[:size]])
+        began = self.now()
+        self.engine.run(entry, self.batch)
+        return self.now() - began
+
+    def _rows(self, rows: int) -> list[tuple[Holding, int, int]]:
+        """So many rows of a step, spread over as many sequences as there are."""
         used = self.holdings[:rows]
-        each = [rows // len(used) + (i < rows % len(used)) for i in range(len(used))]
-        self._fill([(holding, 0, q) for holding, q in zip(used, each, strict=True)])
-        return self._time("step")
-
-    def draft(self, sequences: int) -> float:
-        used = self.holdings[:sequences]
-        self._fill([(holding, 0, 1) for holding in used])
-        self.engine.run("step", self.batch)
-        self._fill([(holding, 1, self.plan.draft_tokens) for holding in used])
-        return self._time("draft")
+        return [(holding, 0, rows // len(used) + (i < rows % len(used))) for i, holding in enumerate(used)]
 
     def _fill(self, parts: list[tuple[Holding, int, int]]) -> None:
         self.batch.clear()
         for holding, c, q in parts:
             self.batch.add(np.zeros(q, np.int64), slot=holding.slot, c=c, blocks=holding.blocks, wanted=q,
                            before=np.zeros(c, np.int64))
-
-    def _time(self, entry: str) -> float:
-        found = []
-        for _ in range(self.repeats):
-            began = self.now()
-            self.engine.run(entry, self.batch)
-            found.append(self.now() - began)
-            if self.now() > self.end:
-                break
-        return median(found)

@@ -296,7 +296,26 @@ def test_measuring_ends_soon_on_a_slow_engine() -> None:
     """Without any time left only the ends of the curve are timed, once each."""
     plan, engine = null_plan(seqs=8, drafts=BLOCK, step=64), TimedEngine()
     curve = measure_costs(plan, engine, SequenceMemory(plan, engine, 8, 64), seconds=0.0, now=lambda: engine.time)
-    assert (curve.rows, curve.sequences) == ((1, 48), (1, 8)) and len(engine.shapes) == 2 + 2 * 2
+    assert (curve.rows, curve.sequences) == ((1, 48), (1, 8)) and len(engine.shapes) == 2 + 2
+
+
+class DisturbedEngine(TimedEngine):
+    """Others take the processor: through the first runs of all, and whenever a step has three rows."""
+
+    def run(self, entry: str, batch: Batch, pins: Any = None) -> dict[str, Any]:
+        found = super().run(entry, batch, pins)
+        self.time += 0.02 * (len(self.shapes) <= 40 or batch.rows == 3)
+        return found
+
+
+def test_what_others_do_meanwhile_is_not_measured() -> None:
+    """A curve that looks flat because the start of it was disturbed would make drafts look free."""
+    plan = null_plan(seqs=8, drafts=BLOCK, step=64)
+    quiet, disturbed = (measure_costs(plan, e, SequenceMemory(plan, e, 8, 64), now=lambda e=e: e.time)
+                        for e in (TimedEngine(), DisturbedEngine()))
+    assert disturbed.rows == quiet.rows and disturbed.sequences == quiet.sequences
+    assert disturbed.step_seconds == pytest.approx(quiet.step_seconds)
+    assert disturbed.draft_seconds == pytest.approx(quiet.draft_seconds)
 
 
 def test_the_policy_of_an_engine_is_scheduled_unless_asked_otherwise(tmp_path: Path,
