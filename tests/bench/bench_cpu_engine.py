@@ -52,6 +52,7 @@ from deepinfer.tools.make_checkpoint.make import make_checkpoint
 
 CONFIGS = Path(__file__).with_name("configs")
 STEP_ROWS, SLOTS = 512, 8
+_WARM = 12  # steps of all sequences before decoding is timed: together they pick every expert
 SECTIONS = ("decode", "host", "prefill", "context")
 
 
@@ -212,11 +213,13 @@ class Run:
     def decode(self) -> None:
         context, steps = self.given.context, self.given.steps
         engine, work = self.engine("engine", 4096)
-        bench = Bench(engine, self.checkpoint, SLOTS, context + 4 * (steps + 8), self.given.threads)
+        bench = Bench(engine, self.checkpoint, SLOTS, context + _WARM + 4 * (steps + 8), self.given.threads)
         bench.fill_caches(work)
-        bench.step([(0, 0, STEP_ROWS)])  # touches every expert: pages are mapped when they are first read
+        bench.step([(0, 0, STEP_ROWS)])
         experts, k = self.config["n_routed_experts"], self.config["num_experts_per_tok"]
-        at = context
+        for i in range(_WARM):  # pages are mapped when they are first read, those of an expert when it is first picked
+            bench.step([(slot, context + i, 1) for slot in range(SLOTS)], bench.pins(SLOTS, experts))
+        at = context + _WARM
         for size in (1, 2, 4, 8):
             pins = [bench.pins(size, experts) for _ in range(steps)]
             bench.step([(slot, at, 1) for slot in range(size)], pins[0])
