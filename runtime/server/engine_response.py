@@ -49,7 +49,9 @@ class EngineResponse(Response):
         slow = asyncio.create_task(self._ticket.failed.wait())
         try:
             await asyncio.wait({work, gone, slow}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            # a burst wakes the reading and the watch for slow readers in one turn: either may come first
+            unread = self._ticket.failed.is_set() and not self._answer.is_over()
+            if unread or not work.done():
                 why = "disconnected" if gone.done() else "slow_reader"
                 self._on_cut(why)
                 self._notes["cut"] = why
