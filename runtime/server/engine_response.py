@@ -41,7 +41,8 @@ class EngineResponse(Response):
         self._ticket, self._answer, self._stream, self._narrowing = ticket, answer, stream, narrowing
         self._path, self._request_id, self._keep_alive, self._on_cut = path, request_id, keep_alive, on_cut
         self._notes = notes
-        self._begun = self._started = False  # the status is sent; the answer's first events are made
+        # the status is sent; the answer's first events are made; all of it is handed on
+        self._begun = self._started = self._given = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer_to(scope, receive, send))
@@ -50,8 +51,7 @@ class EngineResponse(Response):
         try:
             await asyncio.wait({work, gone, slow}, return_when=asyncio.FIRST_COMPLETED)
             # a burst wakes the reading and the watch for slow readers in one turn: either may come first
-            unread = self._ticket.failed.is_set() and not self._answer.is_over()
-            if unread or not work.done():
+            if not work.done() or (self._ticket.failed.is_set() and not self._given):
                 why = "disconnected" if gone.done() else "slow_reader"
                 self._on_cut(why)
                 self._notes["cut"] = why
@@ -102,6 +102,7 @@ class EngineResponse(Response):
         last = self._last_line() if self._stream else _json(answer.body())
         await self._open(send, length=None if self._stream else len(last))
         await _chunk(send, last, more=False)
+        self._given = True
 
     async def _news(self, send: Send) -> list[Update]:
         """The next updates; keep-alives go out meanwhile. HttpFailure: the answer cannot go on."""

@@ -15,24 +15,29 @@ KEPT = 4  # tokens for a slow reader
 
 
 class Words:
-    """An answer that never ends by itself."""
+    """An answer that ends with a failure or after so many tokens."""
 
     done_line = "[DONE]"
 
+    def __init__(self, tokens: int = 1000) -> None:
+        self._left = tokens
+
     def is_over(self) -> bool:
-        return False
+        return self._left <= 0
 
     def begin(self, cached: int) -> list[Any]:
         return []
 
     def push(self, update: Update) -> list[Any]:
+        self._left -= len(update.tokens)
         return []
 
     def fail(self, message: str, *, overloaded: bool) -> list[Any]:
+        self._left = 0
         return []
 
 
-async def cut_after(turns: int, end: str | None) -> tuple[list[str], dict[str, Any], list[int]]:
+async def cut_after(turns: int, end: str | None, length: int = 1000) -> tuple[list[str], dict[str, Any], list[int]]:
     """Words for the cut, the log line, and aborts, where more than is kept comes at once, ``turns`` of the loop behind
     the first token; ``end``: how the engine ended the answer in the same moment."""
     cuts, notes, aborts = list[str](), dict[str, Any](), list[int]()
@@ -44,7 +49,7 @@ async def cut_after(turns: int, end: str | None) -> tuple[list[str], dict[str, A
     async def send(message: Any) -> None:
         pass
 
-    words: Any = Words()
+    words: Any = Words(length)
     response = EngineResponse(ticket, words, stream=True, narrowing=(), path="/v1/chat/completions", request_id="r",
                               notes=notes, keep_alive=1e6, on_cut=cuts.append)
     running = asyncio.create_task(response({"type": "http"}, receive, send))
@@ -65,3 +70,8 @@ async def cut_after(turns: int, end: str | None) -> tuple[list[str], dict[str, A
 def test_an_answer_that_nobody_reads_is_told_to_be_cut_whoever_notices_first(turns: int, end: str | None) -> None:
     cuts, notes, aborts = asyncio.run(asyncio.wait_for(cut_after(turns, end), 60))
     assert cuts == ["slow_reader"] == [notes.get("cut")] and set(aborts) == {1}
+
+
+def test_an_answer_that_was_read_to_its_end_is_not_cut() -> None:
+    cuts, notes, _ = asyncio.run(asyncio.wait_for(cut_after(20, None, length=1), 60))
+    assert cuts == [] and "cut" not in notes
