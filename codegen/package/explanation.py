@@ -1,6 +1,7 @@
 """``explain.json``: every launch of an engine with where it comes from, why it ends where it ends, and what it costs.
 
     {"roofs": [machine, ...],
+     "texts": {"file.py:line": that line of the spec, ...},
      "kernels": [{"symbol", "family", "title", "source", "work" (backends/work.py; where predicted)}, ...],
      "entries": {"step": {"launches": [...], "buffers": [...], "loops": [...], "arena": bytes, "limits": {...}}}}
 
@@ -12,9 +13,11 @@ row, first launch, last launch, offset, rows of a loop's tile]``.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from deepinfer.backends.base import Roof, Source
@@ -31,8 +34,31 @@ def explanation(plan: Plan, roofs: Sequence[Roof]) -> dict[str, Any]:
     kernels = [{"symbol": source.symbol, "family": spec.family, "title": spec.title,
                 "source": f"src/{source.symbol}{source.suffix}", **_work(source)}
                for spec, source in zip(lowered.specs, lowered.sources, strict=True)]
-    return {"roofs": [asdict(r) for r in roofs], "kernels": kernels,
-            "entries": {name: _entry(plan, name, entry) for name, entry in lowered.table.entries.items()}}
+    entries = {name: _entry(plan, name, entry) for name, entry in lowered.table.entries.items()}
+    places = {place for entry in entries.values() for launch in entry["launches"]
+              for chain in launch.get("lines", ()) for place in chain}
+    return {"roofs": [asdict(r) for r in roofs], "texts": spec_texts(plan.model.spec, places), "kernels": kernels,
+            "entries": entries}
+
+
+def spec_texts(module: str, places: Iterable[str]) -> dict[str, str]:
+    """Text of each ``file:line`` beside a spec's module, as it is while compiling: an engine is explained by the spec
+    that it was made from, not by a later one. Places that are not at hand are left out."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or not found.origin:
+        return {}
+    texts, files = dict[str, str](), dict[str, list[str]]()
+    for place in sorted(places):
+        file, _, line = place.rpartition(":")
+        if file not in files:
+            path = Path(found.origin).with_name(file)
+            files[file] = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        if 0 < int(line) <= len(files[file]):
+            texts[place] = files[file][int(line) - 1].strip()
+    return texts
 
 
 def _work(source: Source) -> dict[str, Any]:

@@ -32,6 +32,8 @@ ANCHORS = {"contract": "gemm", "grouped_contract": "grouped_gemm", "attend": "at
            "draw": "draw"}
 ELEMENTWISE = {*UNARY, *BINARY, *COMPARE, *INTEGER, "where", "to_float", "round"}
 _GROUP = {"encode", "pair_rotate"}
+_ROW_LOCAL = "all work inside single rows that is possible here; then comes a product, an attention or a selection"
+_REACH = {"none": "nothing", "element": "single elements", "group": "groups of elements", "row": "single rows"}
 _AXIS_ORDER = {"step": 0, "groups": 1, "kept": 2, "wanted": 3, "seq": 4}
 
 
@@ -396,7 +398,7 @@ def fuse(graph: Graph, caps: Capabilities) -> list[Region]:
         if n.id not in levels.unit or n.id in of_node or rows is None:
             continue
         level = levels.level[n.id]
-        region = rowwise.setdefault((level, rows), Region("rowwise", rows, level, why="row-local work between anchors"))
+        region = rowwise.setdefault((level, rows), Region("rowwise", rows, level, why=_ROW_LOCAL))
         region.members.append(n)
         of_node[n.id] = region
     regions = list({id(r): r for r in of_node.values()}.values())
@@ -411,5 +413,5 @@ def _only_loads(r: Region) -> bool:
 
 
 def _why(r: Region, caps: Capabilities) -> str:
-    limit = caps.epilogue.get(r.family, "none")
-    return f"{r.family} anchor; its epilogue reaches '{limit}' on {caps.target}"
+    reach = _REACH[caps.epilogue.get(r.family, "none")]
+    return f"a {r.family} kernel on {caps.target} goes on with {reach} of its result, no further"

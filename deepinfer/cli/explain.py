@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +24,15 @@ _FILE_WIDTH = 140  # of output that no terminal wraps
 @click.argument("engine", metavar="ENGINE", type=click.Path(path_type=Path))
 @click.argument("what", metavar="[layer N | kernel SYMBOL]", nargs=-1)
 @click.option("--entry", metavar="NAME", default="step", show_default=True, help="An entry of the engine.")
-@click.option("--source", is_flag=True, help="With a kernel: print its generated source.")
-@click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON, one a line.")
+@click.option("--source", is_flag=True, help="With `kernel`: print the generated source.")
+@click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON, one a line; alone: all.")
 def main(engine: Path, what: tuple[str, ...], entry: str, source: bool, as_json: bool) -> None:
     """Explain what the compiler made of a layer.
 
     Alone, ENGINE prints the kinds of layers. `layer 30` prints the kernels of layer 30 in order: the
     spec line that each comes from, why it ends where it ends, the bytes it moves when one sequence
     decodes, the least time for that, and its source. `kernel SYMBOL` prints all of one kernel.
-    SYMBOL may be any part of the name.
+    SYMBOL may be any part of the name, also of several kernels.
 
     \b
     Examples:
@@ -49,13 +48,18 @@ def main(engine: Path, what: tuple[str, ...], entry: str, source: bool, as_json:
         raise SpecError("the engine has no such entry", where="--entry", found=entry, allowed=", ".join(facts.entries))
     if len(what) not in (0, 2) or (what and what[0] not in ("layer", "kernel")):
         raise SpecError("this cannot be explained", found=" ".join(what), allowed="layer N, kernel SYMBOL, or nothing")
+    if source and (as_json or what[:1] != ("kernel",)):
+        raise SpecError("sources are printed of kernels, as text", where="--source",
+                        found="--json" if as_json else " ".join(what) or "no kernel", allowed="kernel SYMBOL --source")
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    if not what:
+    if not what and not as_json:
         _kinds(console, facts, entry)
         return
-    steps = _layer(facts, entry, what[1]) if what[0] == "layer" else _kernel(facts, entry, what[1])
+    kernels = _kernels(facts, entry, what[1]) if what[:1] == ("kernel",) else []
+    steps = (_layer(facts, entry, what[1]) if what[:1] == ("layer",) else facts.steps(entry) if not what else
+             [step for kernel in kernels for step in kernel])
     if as_json:
         for step in steps:
             kernel = facts.kernels[step.raw["kernel"]] if step.is_kernel else {}
@@ -63,7 +67,10 @@ def main(engine: Path, what: tuple[str, ...], entry: str, source: bool, as_json:
     elif what[0] == "layer":
         _print_layer(console, facts, steps)
     else:
-        _print_kernel(console, engine.expanduser(), facts, steps, source)
+        for i, kernel in enumerate(kernels):
+            if i:
+                console.print()
+            _print_kernel(console, engine.expanduser(), facts, kernel, source)
 
 
 def _kinds(console: Console, facts: EngineFacts, entry: str) -> None:
@@ -92,16 +99,17 @@ def _layer(facts: EngineFacts, entry: str, asked: str) -> list[Step]:
     raise SpecError(f"the entry {entry} has no such layer", where="layer", found=asked, allowed=", ".join(names))
 
 
-def _kernel(facts: EngineFacts, entry: str, asked: str) -> list[Step]:
-    """Launches of the one kernel that a part of its symbol names."""
-    fitting = {i for i, k in enumerate(facts.kernels) if asked in k["symbol"]}
-    steps = [s for s in facts.steps(entry) if s.is_kernel and s.raw["kernel"] in fitting]
-    names = sorted({str(facts.kernels[s.raw["kernel"]]["symbol"]) for s in steps})
-    if len(names) != 1:
-        shown = names or sorted(str(k["symbol"]) for k in facts.kernels)
-        raise SpecError(f"{len(names)} kernels of {entry} have that name", where="kernel", found=asked,
-                        allowed=f"a part of one of: {', '.join(shown)}")
-    return steps
+def _kernels(facts: EngineFacts, entry: str, asked: str) -> list[list[Step]]:
+    """Launches of each kernel of the entry whose symbol has this part."""
+    launches: dict[str, list[Step]] = {}
+    for step in facts.steps(entry):
+        if step.is_kernel:
+            launches.setdefault(str(facts.kernels[step.raw["kernel"]]["symbol"]), []).append(step)
+    found = [steps for symbol, steps in sorted(launches.items()) if asked in symbol]
+    if not found:
+        raise SpecError(f"no kernel of {entry} has that name", where="kernel", found=asked,
+                        allowed=f"a part of one of: {', '.join(sorted(launches))}")
+    return found
 
 
 def _print_layer(console: Console, facts: EngineFacts, steps: Sequence[Step]) -> None:
@@ -126,8 +134,9 @@ def _print_layer(console: Console, facts: EngineFacts, steps: Sequence[Step]) ->
 
 
 def _texts(facts: EngineFacts, places: Sequence[str]) -> list[str]:
-    """Text of lines of the spec, as far as it is installed."""
-    return [t for t in (spec_line(str(facts.manifest["model"]["spec"]), place) for place in places) if t]
+    """Text of lines of the spec that the engine was made from, as far as it has them."""
+    texts = facts.explanation.get("texts", {})
+    return [texts[place] for place in places if texts.get(place)]
 
 
 def _cost(facts: EngineFacts, step: Step, shape: Shape) -> tuple[str, str]:
@@ -159,17 +168,3 @@ def _print_kernel(console: Console, folder: Path, facts: EngineFacts, steps: Seq
     if source:
         console.print()
         console.print((folder / kernel["source"]).read_text(encoding="utf-8"), soft_wrap=True)
-
-
-def spec_line(module: str, place: str) -> str:
-    """Text of ``file:line`` beside a spec's module, empty where that is not at hand."""
-    file, _, line = place.rpartition(":")
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
-    if found is None or not found.origin:
-        return ""
-    path = Path(found.origin).with_name(file)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""

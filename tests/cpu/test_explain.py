@@ -14,6 +14,7 @@ from compiled import checkpoint_of, engine_of
 from deepinfer.cli import main
 
 CASE = "v41_a_f32"
+SPECS = Path(__file__).resolve().parents[2] / "deepinfer" / "model_specs"
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,41 @@ def test_a_kernel_is_found_by_a_part_of_its_name_and_prints_its_source(engine: P
     assert (engine / f"src/{symbol}.cpp").read_text() in text
 
 
+def test_a_part_of_several_names_explains_each_kernel_and_json_has_every_launch(engine: Path) -> None:
+    explained = json.loads((engine / "explain.json").read_text())
+    launches = [s for s in explained["entries"]["step"]["launches"] if "kernel" in s]
+    symbols = [explained["kernels"][s["kernel"]]["symbol"] for s in launches]
+    text = run("explain", str(engine), "kernel", "grouped_gemm").output
+    shown = re.findall(r"^kernel        (\S+)$", text, re.MULTILINE)
+    assert shown == sorted({s for s in symbols if "grouped_gemm" in s})
+    assert len(shown) > 1
+    lines = [json.loads(line) for line in run("explain", str(engine), "--json").output.splitlines()]
+    assert [line["symbol"] for line in lines if "kernel" in line] == symbols
+    assert [line["launch"] for line in lines] == list(range(len(lines)))
+
+
+def test_an_engine_is_explained_by_the_spec_it_was_made_from(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = json.loads((engine / "explain.json").read_text())["texts"]
+    for place, text in texts.items():
+        file, _, line = place.rpartition(":")
+        assert text == (SPECS / file).read_text().splitlines()[int(line) - 1].strip()
+    before = run("explain", str(engine), "layer", "1").output
+    read = Path.read_text
+
+    def shifted(path: Path, *args: object, **kw: object) -> str:
+        text: str = read(path, *args, **kw)  # type: ignore[arg-type]
+        return "# a later comment\n" + text if path.parent == SPECS else text
+
+    monkeypatch.setattr(Path, "read_text", shifted)
+    assert run("explain", str(engine), "layer", "1").output == before
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (("layer", "99"), "has no such layer"),
-    (("kernel", "gemm"), "kernels of step have that name"),
+    (("kernel", "warp"), "no kernel of step has that name; found warp; allowed a part of one of: di_attend"),
+    (("layer", "1", "--source"), "--source: sources are printed of kernels, as text; found layer 1"),
+    (("--source",), "--source: sources are printed of kernels, as text; found no kernel"),
+    (("kernel", "gemm", "--json", "--source"), "found --json; allowed kernel SYMBOL --source"),
     (("color", "1"), "allowed layer N, kernel SYMBOL"),
     (("layer", "1", "--entry", "prefill"), "no such entry; found prefill; allowed step, draft"),
 ])
