@@ -18,7 +18,7 @@ from deepinfer.codegen.plan.memory_plan import Footprint, MemoryPlan, footprint
 from deepinfer.dsl.model import EngineOptions, trace
 from deepinfer.errors import ArtifactError, PlanError, SpecError
 from deepinfer.runtime.checkpoint import open_checkpoint
-from deepinfer.runtime.native_engine import default_threads
+from deepinfer.runtime.placement import processors
 
 PLANNED = ("max_num_seqs", "max_model_len")  # what may be asked of an engine that exists
 
@@ -105,6 +105,6 @@ def _model(subject: str, target: str | None, chosen: dict[str, Any]) -> Descript
 
 
 def _described(source: str, model: str, target: str, options: EngineOptions, found: Footprint) -> Description:
-    threads = default_threads()
+    threads = processors()
     memory = found.memory(options.max_num_seqs, options.max_model_len, threads)
     return Description(source, model, target, options.as_dict(), found, memory, threads)

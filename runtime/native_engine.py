@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from deepinfer.errors import ArtifactError, InternalError, PlanError, ToolchainE
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.device_memory import DeviceBytes
 from deepinfer.runtime.device_memory import Placement as Placed
-from deepinfer.runtime.placement import Placement
+from deepinfer.runtime.placement import Placement, processors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,11 +94,6 @@ def _memory(address: int, size: int) -> NDArray[np.uint8]:
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B"), np.uint8)
 
 
-def default_threads() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 class Runner:
     """``lib/runner.so`` of an engine, opened; every failing call raises what its code stands for."""
 
@@ -174,7 +168,7 @@ class NativeEngine:
                  threads: int | None = None, placement: Placement | None = None) -> None:
         self.interface = interface
         place = placement or Placement.wanted()
-        self.slots, self.blocks, self.threads = slots, blocks, place.threads(threads) or default_threads()
+        self.slots, self.blocks, self.threads = slots, blocks, threads or place.threads(None) or processors()
         self._runner = Runner(Path(lib))
         self.memory = self._runner.memory(slots, blocks, self.threads)
         self._device = self._runner.device()

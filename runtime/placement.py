@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +25,44 @@ from deepinfer.runtime import events
 AFFINITY, NUMA = "DEEPINFER_AFFINITY", "DEEPINFER_NUMA"
 MODES = ("off", "interleave", "local")
 _NODES = Path("/sys/devices/system/node")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_MOST = 1 << 16  # processors: more are in no machine, and a list of them would not end
 _DEFAULT, _INTERLEAVED = 0, 1  # DI_MEMORY_* of runtime/native/placement.h
 
 
 def cpu_list(text: str) -> list[int]:
-    """``0-2,5`` -> [0, 1, 2, 5]; ValueError for anything else."""
+    """``0-2,5`` -> [0, 1, 2, 5]; ValueError for anything else, backward ranges and repeats too."""
     found = list[int]()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
-        found += range(int(first), int(last if dash else first) + 1)
+        start, stop = int(first), int(last if dash else first)
+        if not 0 <= start <= stop < _MOST:
+            raise ValueError(part)
+        found += range(start, stop + 1)
+    if len({*found}) < len(found):
+        raise ValueError(text)
     return found
+
+
+def processors() -> int:
+    """Processors that this process may keep busy: those it may run on, as far as its control group's quota of their
+    time goes; at least one."""
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas()]))
+
+
+def _quotas() -> Iterator[int]:
+    """Whole processors of time that each control group around this process grants (version 2 of control groups)."""
+    try:
+        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return
+    folder = _GROUPS / own.strip().lstrip("/")
+    for group in (folder, *folder.parents):
+        if group.is_relative_to(_GROUPS):
+            with suppress(OSError, ValueError):  # no file, or "max": no limit
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+                yield quota // period
 
 
 @dataclass(frozen=True)
@@ -58,7 +86,12 @@ class Placement:
         return Placement(tuple(found), numa)
 
     def threads(self, asked: int | None) -> int | None:
-        """Threads of an engine: as many as were asked for, else one for each processor that was named."""
+        """Threads of an engine: as many as were asked for, else one for each processor that was named. More than there
+        are processors would wait for each other at every launch: they are not begun, and an event says so."""
+        most = len(self.cpus) or processors()
+        if asked and asked > most:
+            events.warn("threads", asked=asked, processors=most, done=f"{most} run: more would wait for each other")
+            return most
         return asked or len(self.cpus) or None
 
     @contextmanager

@@ -19,8 +19,8 @@ from deepinfer.runtime.checkpoint.bind import bar, bind_weights, require_same_co
 from deepinfer.runtime.checkpoint.packed import FOLDER
 from deepinfer.runtime.checkpoint.room import Need, require_device_memory
 from deepinfer.runtime.native.build import HOST, runner_abi
-from deepinfer.runtime.native_engine import Device, Memory, NativeEngine, Runner, default_threads
-from deepinfer.runtime.placement import Placement
+from deepinfer.runtime.native_engine import Device, Memory, NativeEngine, Runner
+from deepinfer.runtime.placement import Placement, processors
 from deepinfer.runtime.plan import EnginePlan
 
 # With less weights than this a thread is done sooner than the threads of a step have met.
@@ -47,7 +47,7 @@ class EnginePackage:
     @property
     def usual_threads(self) -> int:
         """Threads where none are asked for: the processors of this process, fewer for a small model."""
-        return max(1, min(default_threads(), self.footprint.sizes.weight_bytes // _WEIGHTS_PER_THREAD))
+        return max(1, min(processors(), self.footprint.sizes.weight_bytes // _WEIGHTS_PER_THREAD))
 
     def memory(self, slots: int, blocks: int, threads: int | None = None) -> Memory:
         """Bytes for ``slots`` sequences and ``blocks`` cache blocks; nothing is allocated."""

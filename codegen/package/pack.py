@@ -18,7 +18,7 @@ from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights
 from deepinfer.runtime.checkpoint.bind import bar, bind_weights, derived_values
 from deepinfer.runtime.checkpoint.packed import FOLDER, read_pack, write_pack
 from deepinfer.runtime.checkpoint.room import Need, require_disk
-from deepinfer.runtime.native_engine import default_threads
+from deepinfer.runtime.placement import processors
 
 if TYPE_CHECKING:
     from deepinfer.codegen.package.load import EnginePackage
@@ -39,7 +39,7 @@ def pack_weights(engine: EnginePackage, checkpoint: Checkpoint | None = None, *,
     engine.require_fit(found)
     found = fetch_weights(found, Need(0))
     params, model = engine.interface.params, engine.manifest["model"]
-    weights = bind_weights(found, params, model, threads=default_threads(), progress=progress)
+    weights = bind_weights(found, params, model, threads=processors(), progress=progress)
     place = engine.path / FOLDER
     with room_in(engine.path, "free space there"):
         aside = Path(tempfile.mkdtemp(prefix=".weights.making-", dir=engine.path))

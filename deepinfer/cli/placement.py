@@ -30,7 +30,7 @@ def placement_options(command: Any) -> Any:
     options = (
         click.option("--threads", type=click.IntRange(min=1), metavar="N",
                      help="Threads of a CPU engine. Default: one for each processor of --cpus, else for each that the "
-                     "process may use, fewer for a small model."),
+                     "process may use, fewer for a small model. No more run than there are processors."),
         click.option("--cpus", type=_Processors(), metavar="LIST",
                      help="Processors that the threads of a CPU engine keep to, one each in this order: a list like "
                      "0-7,16; each: all that the process may use; off: the system moves threads. "

@@ -27,8 +27,9 @@ from deepinfer.codegen.plan.sequence_state import SequenceState
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.executor import COUPLED, DECODE, GREEDY, NO_LOGPROBS, NO_TOKEN, PREFILL, SequenceStart, StepPlan
 from deepinfer.runtime.native.build import LIBRARY, build_runner
-from deepinfer.runtime.native_engine import NativeEngine, default_threads
+from deepinfer.runtime.native_engine import NativeEngine
 from deepinfer.runtime.native_executor import NativeExecutor
+from deepinfer.runtime.placement import processors
 from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling_params import SamplingParams
 
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=129_280)
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=processors())
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as where:

@@ -13,6 +13,7 @@ from cpu.test_runner import feed, lib, opened
 
 from deepinfer.cli import main
 from deepinfer.errors import PlanError
+from deepinfer.runtime import placement
 from deepinfer.runtime.placement import AFFINITY, NUMA, Placement, cpu_list
 
 __all__ = ["lib"]
@@ -58,9 +59,35 @@ def test_an_engine_has_as_many_threads_as_processors_were_named(lib: Path, monke
 
 def test_lists_of_processors_are_read_like_the_kernel_writes_them() -> None:
     assert cpu_list("0-2,5\n") == [0, 1, 2, 5]
-    for bad in ("", "a", "1-", "-3", "1,,2"):
+    for bad in ("", "a", "1-", "-3", "1,,2", "2-0", "1,0-2", "0,0", "0-99999999999"):
         with pytest.raises(ValueError):
             cpu_list(bad)
+
+
+def test_no_more_threads_run_than_there_are_processors_and_an_event_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    placed = Placement((ALLOWED[0],))
+    assert Placement().threads(1) == placed.threads(1) == 1
+    assert not caplog.records
+    assert placed.threads(2) == 1
+    assert Placement().threads(len(ALLOWED) + 1) <= len(ALLOWED)
+    assert [r.getMessage().split()[:2] for r in caplog.records] == [["threads", "asked=2"],
+                                                                    ["threads", f"asked={len(ALLOWED) + 1}"]]
+
+
+@pytest.mark.parametrize(("limits", "expected"), [
+    ({"": "max 100000", "a/b": "250000 100000"}, 2), ({"a": "100000 100000", "a/b": "max 100000"}, 1),
+    ({"a/b": "50000 100000"}, 1), ({}, 64), ({"elsewhere": "100000 100000"}, 64), ({"a/b": "garbage"}, 64)])
+def test_a_quota_of_the_control_group_counts_as_processors(limits: dict[str, str], expected: int, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/elsewhere\n0::/a/b\n")
+    for group, text in limits.items():
+        (tmp_path / "groups" / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / group / "cpu.max").write_text(text + "\n")
+    monkeypatch.setattr(placement, "_OWN_GROUP", own)
+    monkeypatch.setattr(placement, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert placement.processors() == expected
 
 
 @pytest.mark.parametrize(("variable", "value", "sentence"), [
