@@ -26,7 +26,7 @@ from deepinfer.codegen.plan.barriers import barriers, decode_rows
 from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
-from deepinfer.errors import SpecError
+from deepinfer.errors import ArtifactError, SpecError
 from deepinfer.model_specs.registry import build_model
 from deepinfer.runtime.checkpoint import Checkpoint, open_checkpoint
 
@@ -67,6 +67,10 @@ def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions
         raise SpecError("there is no such choice of instruction sets", where="isa", found=isa, allowed=f"{ALL}, {HOST}")
     opt = options or EngineOptions()
     checkpoint = open_checkpoint(model, revision=revision)
+    if pack and not checkpoint.headers:
+        raise ArtifactError("there are no weights to pack", where=checkpoint.name, found="a config without weights",
+                            allowed="a checkpoint with its safetensors files",
+                            next_step="compile without --pack-weights")
     described = describe_model(checkpoint, opt, spec)
     _print_arguments(show, checkpoint, described, out, target)
     backend = load_backend(target)

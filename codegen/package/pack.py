@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from deepinfer.codegen.cache import sync
+from deepinfer.codegen.package.aside import aside_of, remove_leftovers
 from deepinfer.disk import room_in
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime.checkpoint import Checkpoint, fetch_weights
@@ -34,30 +34,25 @@ def pack_weights(engine: EnginePackage, checkpoint: Checkpoint | None = None, *,
     if found.folder.resolve() == (engine.path / FOLDER).resolve() or read_pack(found.folder) is not None:
         raise ArtifactError("these weights are packed already", where=str(found.folder),
                             next_step="name the checkpoint that they were packed from")
-    sizes = engine.footprint.sizes
-    require_disk(found.name, sizes.weight_bytes + sizes.table_bytes, engine.path)
+    remove_leftovers(FOLDER, engine.path)
+    need = engine.footprint.sizes.weight_bytes + engine.footprint.sizes.table_bytes
+    require_disk(found.name, need, engine.path, "pack", "compile into a folder on a larger disk")
     engine.require_fit(found)
     found = fetch_weights(found, Need(0))
     params, model = engine.interface.params, engine.manifest["model"]
     weights = bind_weights(found, params, model, threads=processors(), progress=progress)
     place = engine.path / FOLDER
-    with room_in(engine.path, "free space there"):
-        aside = Path(tempfile.mkdtemp(prefix=".weights.making-", dir=engine.path))
-        try:
-            aside.chmod(0o755)
-            with bar("packing weights", sizes.weight_bytes + sizes.table_bytes, progress) as advance:
-                write_pack(aside, weights, derived_values(found.folder, params, model), found.folder, found.name,
-                           advance)
-            for file in aside.iterdir():
-                sync(file)
-            sync(aside)
-            old = aside.with_name(aside.name + ".old")
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(place, old)
-            os.rename(aside, place)
-            sync(engine.path)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with room_in(engine.path, "free space there"), aside_of(FOLDER, engine.path) as aside:
+        with bar("packing weights", need, progress) as advance:
+            write_pack(aside, weights, derived_values(found.folder, params, model), found.folder, found.name, advance)
+        for file in aside.iterdir():
+            sync(file)
+        sync(aside)
+        old = aside.with_name(aside.name + ".old")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(place, old)
+        os.rename(aside, place)
+        sync(engine.path)
+        shutil.rmtree(old, ignore_errors=True)
     Console(stderr=True).print(f"weights packed into {place}", soft_wrap=True, highlight=False)
     return place

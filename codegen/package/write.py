@@ -9,12 +9,12 @@ import json
 import keyword
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import deepinfer
 from deepinfer.accelerator import backend_of
 from deepinfer.codegen.cache import Cache, sync
+from deepinfer.codegen.package.aside import aside_of
 from deepinfer.codegen.package.contents import EngineContents
 from deepinfer.codegen.package.manifest import EXPLANATION, NAME, is_replaceable, seal
 from deepinfer.codegen.package.wheel import write_wheel
@@ -90,16 +90,12 @@ def write_engine(contents: EngineContents, out: Path, *, wheel: bool = False,
 
 def _write_whole(contents: EngineContents, place: Path, cache: Cache) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.making-", dir=place.parent))
-    try:
-        aside.chmod(0o755)
+    with aside_of(place.name, place.parent) as aside:
         _fill(aside, contents, cache)
         for path in sorted(aside.rglob("*"), reverse=True):
             sync(path)
         sync(aside)
         _exchange(aside, place)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _fill(folder: Path, contents: EngineContents, cache: Cache) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from deepinfer.accelerator import backend_of
 from deepinfer.cli.failure import Command
 from deepinfer.cli.placement import placement_options
 from deepinfer.disk import room_in
-from deepinfer.errors import SpecError
+from deepinfer.errors import ArtifactError, SpecError
 from deepinfer.runtime.placement import Placement
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from deepinfer.codegen.report.model import EngineFacts, Measured, Shape
 
 _DEFAULT_CONTEXT, _DEFAULT_STEPS = 1024, 10
+_ELSEWHERE = "free space there or name another file"
 _FILE_WIDTH = 120  # of output that no terminal wraps
 
 
@@ -61,6 +63,8 @@ def main(engine: Path, checkpoint: str | None, decode: str, prefill: str, contex
         raise SpecError("only engines that run on the host's processors are measured launch by launch",
                         where=str(folder), found=f"an engine for {facts.manifest['target']}", allowed="cpu",
                         next_step="take report.html in the engine, which predicts, and the vendor's profiler")
+    _require_place("--trace", trace_file)
+    _require_place("--report", report_file)
     package = importlib.import_module("deepinfer").load_engine(folder)
     longest = package.plan.max_model_len
     before = min(_DEFAULT_CONTEXT, longest - 1) if context is None else context
@@ -87,14 +91,22 @@ def main(engine: Path, checkpoint: str | None, decode: str, prefill: str, contex
               soft_wrap=True)
     for m in measured:
         _print(out, whole, m)
-    with room_in(trace_file, "free space there or name another file"):
+    with room_in(trace_file, _ELSEWHERE):
         module.trace(trace_file, whole)
-        out.print(f"trace {trace_file}: open it at ui.perfetto.dev", soft_wrap=True)
-        if report_file is not None:
-            text = importlib.import_module("deepinfer.codegen.report").render_report(
-                facts.manifest, facts.explanation, measured)
+    out.print(f"trace {trace_file}: open it at ui.perfetto.dev", soft_wrap=True)
+    if report_file is not None:
+        text = importlib.import_module("deepinfer.codegen.report").render_report(
+            facts.manifest, facts.explanation, measured)
+        with room_in(report_file, _ELSEWHERE):
             report_file.write_text(text, encoding="utf-8")
-            out.print(f"report {report_file}", soft_wrap=True)
+        out.print(f"report {report_file}", soft_wrap=True)
+
+
+def _require_place(option: str, file: Path | None) -> None:
+    """Said before the steps run, which may take minutes: a file of that name can be written."""
+    if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
+        raise ArtifactError("there is no such folder to write in", where=option, found=str(file.absolute().parent),
+                            next_step="make it, or name another file")
 
 
 def _counts(option: str, text: str) -> list[int]:

@@ -50,13 +50,14 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(here).free
 
 
-def require_disk(name: str, fetch: int, folder: Path) -> None:
-    """Raises PlanError when ``fetch`` bytes do not fit into ``folder``."""
+def require_disk(name: str, size: int, folder: Path, purpose: str = "fetch",
+                 otherwise: str = "point HF_HOME at a larger disk") -> None:
+    """Raises PlanError when ``size`` bytes, of which ``purpose`` says what for, do not fit into ``folder``."""
     free = free_disk(folder)
-    if fetch > free:
+    if size > free:
         raise PlanError("the checkpoint does not fit on the disk", where=name,
-                        found=f"{gigabytes(fetch)} to fetch into {folder}", allowed=f"{gigabytes(free)} free",
-                        next_step=_instead("point HF_HOME at a larger disk"))
+                        found=f"{gigabytes(size)} to {purpose} into {folder}", allowed=f"{gigabytes(free)} free",
+                        next_step=_instead(otherwise))
 
 
 def require_memory(name: str, need: Need) -> None:

@@ -117,6 +117,16 @@ def test_a_profile_times_every_launch_and_draws_them(engine: Path, tmp_path: Pat
     assert "of the roof" in page
 
 
+@pytest.mark.parametrize("option", ["--trace", "--report"])
+def test_a_profile_is_refused_before_it_runs_where_its_files_have_no_folder(engine: Path, option: str,
+                                                                            tmp_path: Path) -> None:
+    result = run("profile", str(engine), "--checkpoint", str(checkpoint_of(CASE)), option,
+                 str(tmp_path / "no" / "file"))
+    assert result.exit_code == 5
+    assert f"{option}: there is no such folder to write in; found {tmp_path / 'no'}" in result.output
+    assert "in kernels" not in result.output
+
+
 def test_a_profile_that_the_engine_cannot_hold_is_one_sentence(engine: Path) -> None:
     result = run("profile", str(engine), "--checkpoint", str(checkpoint_of(CASE)), "--decode", "4000")
     assert result.exit_code == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from safetensors import safe_open
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
+from deepinfer.codegen import compile_engine
 from deepinfer.codegen.package import load_engine, pack_weights
-from deepinfer.errors import ArtifactError
-from deepinfer.runtime.checkpoint import open_checkpoint, packed
+from deepinfer.codegen.package.aside import aside_of
+from deepinfer.errors import ArtifactError, PlanError
+from deepinfer.runtime.checkpoint import open_checkpoint, packed, room
 
 CASE = "v41_a_f32"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -87,6 +90,33 @@ def test_a_pack_of_another_checkpoint_and_a_pack_of_a_pack_are_refused(engine: P
     with pytest.raises(ArtifactError, match="rms_norm_eps"):
         pack_weights(package, open_checkpoint(other), progress=False)
     assert (engine / "weights" / "pack.json").read_bytes() == before
+
+
+def test_what_a_killed_process_left_is_removed_and_the_folder_of_a_living_one_stays(engine: Path) -> None:
+    with aside_of("weights", engine) as living:
+        dead, fresh = engine / ".weights.making-dead", engine / ".weights.making-fresh"
+        for folder in (dead, fresh):
+            (folder / "part").mkdir(parents=True)
+        for folder in (dead, living):
+            os.utime(folder, (0, 0))
+        pack_weights(load_engine(engine), open_checkpoint(checkpoint_of(CASE)), progress=False)
+        assert not dead.exists()
+        assert fresh.exists()
+        assert living.exists()
+    assert not living.exists()
+
+
+def test_weights_that_are_absent_or_do_not_fit_are_refused_before_any_work(engine: Path, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config_only"
+    config.mkdir()
+    shutil.copyfile(checkpoint_of(CASE) / "config.json", config / "config.json")
+    with pytest.raises(ArtifactError, match="there are no weights to pack; found a config without weights"):
+        compile_engine(model=str(config), out=tmp_path / "none", target="cpu", pack=True)
+    assert not (tmp_path / "none").exists()
+    monkeypatch.setattr(room, "free_disk", lambda _: 1000)
+    with pytest.raises(PlanError, match=r"MB to pack into \S+; allowed 0\.0 MB free; compile into a"):
+        pack_weights(load_engine(engine), open_checkpoint(checkpoint_of(CASE)), progress=False)
 
 
 def test_what_fails_while_packing_leaves_the_pack_that_was_there(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
