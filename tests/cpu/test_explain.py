@@ -94,6 +94,7 @@ def test_the_report_needs_nothing_from_elsewhere(engine: Path) -> None:
     page = (engine / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
     assert not re.search(r"@import|url\(|fetch\(", page)
+    assert "--out ENGINE" in page
     kinds = re.findall(r'data-layer="\d+" aria-selected', page)
     assert len(kinds) >= 4
     details = json.loads(re.search(r'id="details">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
