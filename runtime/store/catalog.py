@@ -244,16 +244,6 @@ class Catalog:
                 self.add(name, folder, cls, number)
         self.metrics.segments.set(len(self.by_stem))
 
-    def doomed(self) -> list[Path]:
-        """Segments set aside: expired, emptied or damaged, waiting to be unlinked."""
-        found = []
-        for cls in self.files.names(self.folder):
-            for file in self.files.names(self.class_folder(cls)):
-                name = parse_name(file)
-                if name is not None and name.state not in (OPEN, SEALED):
-                    found.append(self.class_folder(cls) / file)
-        return found
-
     # ---- into the index -------------------------------------------------------------------------------------------
     def ingest(self) -> int:
         """Bring records that are not in the index yet into it, as a rule those of other hosts; returns how many."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from deepinfer.runtime import events
 from deepinfer.runtime.store.catalog import Catalog, Segment
@@ -18,13 +19,21 @@ from deepinfer.runtime.store.lease import Leases
 from deepinfer.runtime.store.log import put_entry
 from deepinfer.runtime.store.metrics import StoreMetrics
 from deepinfer.runtime.store.points import Point
-from deepinfer.runtime.store.segment import BAD, DEAD, LOG, OPEN, SEALED, parse_name
+from deepinfer.runtime.store.segment import BAD, DEAD, LOG, OPEN, SEALED, SegmentName, parse_name
 from deepinfer.runtime.store.settings import HOUR, StoreSettings
 from deepinfer.runtime.store.writer import Writers, finish
 
 _MINUTE = 60.0
 _BAD_SECONDS = 24 * HOUR  # a damaged segment is kept for whoever wants to look at it
 _BLOCK = 512  # unit of st_blocks
+
+
+class _Stranger(NamedTuple):
+    """A segment of another namespace that nobody writes any more, known by its name alone."""
+
+    path: Path
+    name: SegmentName
+    number: int = -1  # no index here knows its records, or how often they were used
 
 
 class Upkeep:
@@ -151,12 +160,14 @@ class Upkeep:
 
     # ---- ends -----------------------------------------------------------------------------------------------------
     def expire(self) -> None:
-        """Give up segments whose hour has come, but no more than the clock may be trusted with."""
-        hour, segments = self.catalog.guard.hour, list(self.catalog.by_stem.values())
-        due = sorted((s for s in segments if s.name.hour <= hour and s.name.state == SEALED and not s.pins),
-                     key=lambda s: s.name.hour)
-        for segment in due[: self.catalog.guard.may_expire(len(segments), self.expired)]:
-            self.remove(segment, "expired")
+        """Give up segments whose hour has come, but no more than the clock may be trusted with.
+
+        Those of other namespaces too: after a change of model nobody else may be left to do it.
+        """
+        guard, found = self.catalog.guard, self._unwritten()
+        due = sorted((s for s in found if s.name.hour <= guard.hour), key=lambda s: s.name.hour)
+        for segment in due[: guard.may_expire(len(found), self.expired)]:
+            self._end(segment, "expired")
             self.expired += 1
 
     def keep_quota(self) -> None:
@@ -180,14 +191,12 @@ class Upkeep:
         if freed >= size:
             return freed
         used = self.compaction.counts()[1]
-        ours = sorted((s for s in list(self.catalog.by_stem.values()) if s.name.state == SEALED and not s.pins),
-                      key=lambda s: (s.name.hour, used.get(s.number, 0), s.name.stem))
-        for segment in ours:
+        for segment in sorted(self._unwritten(), key=lambda s: (s.name.hour, used.get(s.number, 0), s.name.stem)):
             if freed >= size:
                 break
             with contextlib.suppress(OSError):
                 held = self.files.stat(segment.path).st_blocks * _BLOCK
-                self._unlink(self.remove(segment, "quota"))
+                self._unlink(self._end(segment, "quota"))
                 freed += held
         return freed
 
@@ -202,22 +211,31 @@ class Upkeep:
 
     def remove(self, segment: Segment, why: str, state: str = DEAD, point: Point = Point.EXPIRE) -> Path:
         """Rename a segment out of the way; readers that have it open read on."""
-        target = segment.folder / segment.name.having(state).file
+        target = self._give_up(segment, why, state, point)
+        self.catalog.drop(segment)
+        return target
+
+    def _end(self, segment: Segment | _Stranger, why: str) -> Path:
+        return self.remove(segment, why) if isinstance(segment, Segment) else self._give_up(segment, why)
+
+    def _give_up(self, segment: Segment | _Stranger, why: str, state: str = DEAD, point: Point = Point.EXPIRE) -> Path:
+        target = segment.path.with_name(segment.name.having(state).file)
         with contextlib.suppress(FileNotFoundError):
             self.files.rename(segment.path, target, point)
             self.metrics.evicted.add(label=why)
             events.info("store_segment_removed", segment=segment.name.file, why=why)
-        self.catalog.drop(segment)
         return target
 
     def unlink_dead(self, everything: bool = False) -> int:
         """Unlink segments that were given up, after a grace in which readers may still open them; bytes freed."""
         freed = 0
-        for path in self.catalog.doomed():
+        for path in self._segments():
             name = parse_name(path.name)
+            if name is None or name.state in (OPEN, SEALED):
+                continue
             with contextlib.suppress(OSError):
                 found = self.files.stat(path)
-                keep = self.settings.grace_seconds if name is not None and name.state == DEAD else _BAD_SECONDS
+                keep = self.settings.grace_seconds if name.state == DEAD else _BAD_SECONDS
                 if everything or not 0 <= time.time() - found.st_ctime < keep:
                     self._unlink(path)
                     freed += found.st_blocks * _BLOCK
@@ -238,7 +256,22 @@ class Upkeep:
                 self.catalog.index.forget(stem)
         self._swept = self.catalog.index.sweep(self._swept, 65536)[1]
 
+    def _unwritten(self) -> list[Segment | _Stranger]:
+        """Segments that may be given up: sealed ones of every namespace that are not pinned here; of other namespaces
+        also the open ones of dead writers, which nobody may be left to adopt."""
+        now, ours = self.catalog.guard.now(), self.catalog.folder
+        found: list[Segment | _Stranger] = [s for s in list(self.catalog.by_stem.values())
+                                            if s.name.state == SEALED and not s.pins]
+        for path in self._segments():
+            name = parse_name(path.name)
+            if name is None or path.parent.parent == ours:
+                continue
+            if name.state == SEALED or (name.state == OPEN and self.leases.dead(name.owner, now)):
+                found.append(_Stranger(path, name))
+        return found
+
     def _segments(self) -> list[Path]:
+        """Segments and logs of every namespace."""
         root, found = self.settings.folder, []
         for namespace in self.files.names(root):
             for cls in self.files.names(root / namespace):

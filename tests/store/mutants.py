@@ -99,8 +99,9 @@ MUTANTS = (
        "        return bool(now - heartbeat > self.settings.foreign_lease_seconds)\n\n",
        "        return bool(now - heartbeat > self.settings.lease_seconds)\n\n", "test_format.py", "-k", "dead"),
     _m("the quota takes what is pinned", "upkeep.py",
-       "if s.name.state == SEALED and not s.pins),\n                      key", "if s.name.state == SEALED),\n"
-       "                      key", "test_store.py", "-k", "quota"),
+       "if s.name.state == SEALED and not s.pins]", "if s.name.state == SEALED]", "test_store.py", "-k", "quota"),
+    _m("what another model left stays", "upkeep.py", "name is None or path.parent.parent == ours:", "True:",
+       "test_store.py", "-k", "another_model_left"),
     _m("an expired hint counts", "catalog.py", "(table[inside] > self.guard.hour) & (numbers < len(table))",
        "(table[inside] > 0) & (numbers < len(table))", "test_store.py", "-k", "classes"),
     _m("time runs backwards", "time_guard.py", "self._now = max(self._now, min(", "self._now = (min(",

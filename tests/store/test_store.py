@@ -9,10 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store.witness_store import LAYOUT, PATIENCE, V41_LAYOUT, Chain, Clocks, open_store, ring_of, settings, wait_for
+from store.witness_store import (
+    BLOCK,
+    DAY,
+    LAYOUT,
+    PATIENCE,
+    V41_LAYOUT,
+    Chain,
+    Clocks,
+    open_store,
+    ring_of,
+    settings,
+    wait_for,
+)
 
 from deepinfer.errors import PlanError, RequestError, SpecError
 from deepinfer.runtime.store import Flags, Layout, Status, Store, layout_of
+from deepinfer.runtime.store.lease import Writer
 from deepinfer.runtime.store.settings import class_of, default_retention, parse_retention, parse_size
 from deepinfer.runtime.store.writer import OpenSegment, Row
 
@@ -168,6 +181,25 @@ def test_the_quota_takes_what_ends_first_and_never_what_is_pinned(tmp_path: Path
     store.upkeep.keep_quota()
     assert old.fetch(store) == [Status.MISS] * 4
     assert store.metrics().evicted.values["quota"] == 2
+    store.close()
+
+
+@pytest.mark.parametrize("why", ["quota", "expired"])
+def test_segments_that_another_model_left_are_given_up_like_ours(tmp_path: Path, why: str) -> None:
+    clocks, layout = Clocks(), Layout(b"other weights", BLOCK, LAYOUT.sections)
+    before = open_store(tmp_path, clocks=clocks, writer=Writer("dddddddddddd", "another host", "boot", 1, 1))
+    Chain(1, 10).publish(before)
+    before.leases.drop()  # it ends with two sealed segments and an open one
+    clocks.forward(DAY)
+    chain, size = Chain(2, 4, layout=layout), before.settings.segment_bytes
+    store = open_store(tmp_path, layout=layout, clocks=clocks, quota=2 * size if why == "quota" else 64 << 20)
+    chain.publish(store)
+    clocks.forward(0 if why == "quota" else 6.5 * DAY)
+    store.upkeep.everything()
+    assert chain.fetch(store) == [Status.OK] * 4, "those that end first go, whoever wrote them"
+    assert store.upkeep.usage() <= 2 * size and store.metrics().evicted.values[why] > 0
+    left = {path.suffix for path in (tmp_path / "store" / LAYOUT.namespace.hex()).rglob("*.*")}
+    assert not left or why == "quota", "nothing of the other model is left when its time is over"
     store.close()
 
 
