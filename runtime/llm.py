@@ -94,8 +94,8 @@ class LLM:
                          spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots,
                          num_speculative_tokens=num_speculative_tokens)
         if prefix_store is not None and not prefix_cache:
-            raise PlanError("a prefix store lies below the prefix cache", where="prefix_store", found=prefix_store,
-                            next_step="leave prefix_cache on, or prefix_store out")
+            raise PlanError("a prefix store lies below the prefix cache", where="prefix_store",
+                            found="prefix_cache=False", next_step="leave prefix_cache on, or prefix_store out")
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         lag, drafts = _lag(self.plan, loop), _drafts(self.plan, num_speculative_tokens)
@@ -108,10 +108,12 @@ class LLM:
         running = package.start(name, slots=slots, blocks=blocks, threads=threads, placement=place,
                                 progress=progress)
         prefix = None
+        self._classes: tuple[str, ...] = ()  # of the prefix store
         try:
             text, ends = load_text_side(tokenizer, running.checkpoint), end_ids(running.checkpoint)
             if prefix_cache and self.plan.paged:
                 roots, store, window_store = _store(package, running, prefix_store)
+                self._classes = tuple(store.settings.retention) if store is not None else ()
                 snapshots = _snapshots(self.plan, slots, prefix_snapshots)
                 prefix = MemoryCache(self.plan, snapshots=snapshots, roots=roots, tier=store, window_tier=window_store)
             policy = draft_policy(self.plan, running, getattr(package, "manifest", {}), slots=slots, blocks=blocks,
@@ -215,6 +217,9 @@ class LLM:
             where = f"prompts[{at}]" if len(listed) > 1 else "prompt"
             if not isinstance(p, SamplingParams):
                 raise RequestError("SamplingParams are needed", where=f"sampling_params[{at}]", found=type(p).__name__)
+            if self._classes and p.cache_class not in (None, *self._classes):
+                raise RequestError("the prefix store has no such class", where="cache_class", found=p.cache_class,
+                                   allowed=", ".join(self._classes))
             text = prompt if isinstance(prompt, str) else None
             ids = self._encode(prompt, where) if isinstance(prompt, str) else prompt
             made.append(self.core.make(str(next(self._ids)), ids, p, prompt=text, where=where, stream=stream,

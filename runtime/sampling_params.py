@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from deepinfer.runtime.plan import ReplayOption
 from deepinfer.runtime.structured.options import StructuredOutputs, structured_outputs
 
 _SEED_BITS = 64
-CACHE_CLASSES = ("chat", "agent")  # retention classes of the prefix store
+CACHE_CLASS = re.compile(r"[a-z0-9_]{1,15}")  # a retention class of the prefix store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,8 @@ class SamplingParams:
         replay: rows of the prompt that all layers compute: ``off`` (all), ``exact`` or a number; None: the
             engine's default. With ``off`` and ``exact`` the answer never depends on what the prefix cache holds.
         cache_salt: a tenant's secret: cached prefixes are shared among requests with the same one only.
-        cache_class: how long a store on disk keeps what this request computes: ``chat``, ``agent``; None: chat.
+        cache_class: how long a store on disk keeps what this request computes: ``chat``, ``agent`` or a
+            class of its settings; None: chat.
         structured_outputs: the form of the answer (a ``StructuredOutputs`` or a mapping with its fields): a JSON
             schema, a regular expression, a list of texts, a grammar, or any JSON object. The answer ends as soon as
             nothing can follow, also before ``min_tokens`` and with ``ignore_eos``.
@@ -110,9 +112,10 @@ class SamplingParams:
         if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and self.cache_salt):
             raise RequestError("a text with at least one character is needed", where="cache_salt",
                                found=repr(self.cache_salt), next_step="leave it out to share with everybody")
-        if self.cache_class not in (None, *CACHE_CLASSES):
-            raise RequestError("unknown class of the prefix store", where="cache_class", found=repr(self.cache_class),
-                               allowed=", ".join(CACHE_CLASSES))
+        kept = self.cache_class
+        if kept is not None and not (isinstance(kept, str) and CACHE_CLASS.fullmatch(kept)):
+            raise RequestError("not a class of the prefix store", where="cache_class", found=repr(self.cache_class),
+                               allowed="chat, agent, or a class of the store's settings")
         object.__setattr__(self, "structured_outputs", structured_outputs(self.structured_outputs))
         if self.greedy and self.n > 1:
             raise RequestError("several answers at temperature 0 would be equal", where="n", found=self.n, allowed=1,

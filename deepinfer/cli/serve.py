@@ -129,13 +129,6 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
     found = resolve_subject(subject, options["checkpoint"], limits)
     from deepinfer.codegen.cache import cache_root
 
-    settings = server.service.ServerSettings(
-        names=options["served_model_name"] or (found.name,), keys=keys, max_model_len=options["max_model_len"],
-        max_queue=options["max_queue"], max_body=options["max_body"], keep_alive=options["keep_alive"],
-        stream_buffer=options["stream_buffer"], tokenizer=options["tokenizer"], dialect=options["dialect"],
-        default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"],
-        priorities=options["allow_priority"], shared_store=options["prefix_store"] is not None,
-        front_ends=options["front_ends"], origins=options["allow_origin"])
     engine = server.engine_process.EngineSettings(
         endpoint="", engine=str(found.engine), checkpoint=found.checkpoint, max_num_seqs=options["max_num_seqs"],
         num_blocks=options["num_blocks"], seed=options["seed"],
@@ -143,6 +136,14 @@ def main(context: click.Context, /, subject: str, **options: Any) -> None:
         records=str(cache_root() / "self-check") if options["self_check"] else None,
         log_level=options["log_level"], compile=_compilation(server, found),
         profile_steps=options["profile"], profile=str(Path(f"deepinfer-profile-{os.getpid()}.json").absolute()))
+    store = server.engine_process.store_settings(engine)
+    settings = server.service.ServerSettings(
+        names=options["served_model_name"] or (found.name,), keys=keys, max_model_len=options["max_model_len"],
+        max_queue=options["max_queue"], max_body=options["max_body"], keep_alive=options["keep_alive"],
+        stream_buffer=options["stream_buffer"], tokenizer=options["tokenizer"], dialect=options["dialect"],
+        default_thinking=options["default_thinking"], repair=options["repair_tool_calls"], drain=options["drain"],
+        priorities=options["allow_priority"], retention=None if store is None else dict(store.retention),
+        front_ends=options["front_ends"], origins=options["allow_origin"])
     context.exit(server.run.run_server(settings, engine, sock))
 
 
@@ -154,6 +155,9 @@ def _store(options: dict[str, Any]) -> dict[str, Any]:
     if folder is None and any(options[name] for name in ("store_quota", "store_retention", "store_backend")):
         raise SpecError("a setting of a prefix store without one", where="deepinfer serve",
                         next_step="name its folder with --prefix-store")
+    if folder is not None and not options["prefix_cache"]:
+        raise SpecError("a prefix store lies below the prefix cache", where="deepinfer serve",
+                        found="--prefix-store with --no-prefix-cache", next_step="leave one of them out")
     return {"prefix_store": None if folder is None else str(folder.absolute()),
             "store_quota": None if quota is None else parse_size(quota, "--store-quota"),
             "store_retention": None if kept is None else parse_retention(kept, "--store-retention"),

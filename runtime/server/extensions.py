@@ -10,7 +10,7 @@ from deepinfer.recipe import ConvertedRequest
 from deepinfer.recipe.fields import Field
 from deepinfer.runtime.server.failures import HttpFailure
 from deepinfer.runtime.server.wire import Sampling
-from deepinfer.runtime.store.settings import class_of, default_retention
+from deepinfer.runtime.store.settings import class_of
 
 CACHE_CLASS_HEADER = "x-cache-class"
 MOST_PRIORITY = 100
@@ -135,15 +135,16 @@ class Handling:
     debug: bool
 
 
-def cache_extensions(root: Field, caller: Caller, *, shared: bool) -> Sampling:
+def cache_extensions(root: Field, caller: Caller, retention: Mapping[str, int] | None) -> Sampling:
     """How the prefix cache treats a request: retention class, tenant, replay.
 
-    A tenant shares with nobody; `cache_salt` parts its requests further. ``shared``: blocks go to a store, which keeps
-    a secret for each tenant on disk, so that clients cannot be allowed to make up names.
+    A tenant shares with nobody; `cache_salt` parts its requests further. ``retention``: by class, of the store
+    that blocks go to; it keeps a secret for each tenant on disk, so that clients cannot be allowed to make up names.
+    None: there is no store.
     """
-    out: Sampling = {"cache_class": class_of(bool(root.value.get("tools")), caller.cache_class, default_retention())}
+    out: Sampling = {"cache_class": class_of(bool(root.value.get("tools")), caller.cache_class, retention or {})}
     salt = root.text_at("cache_salt")
-    if salt is not None and shared:
+    if salt is not None and retention is not None:
         raise _unsupported("cache_salt", "this server has a prefix store, where the API key alone parts tenants")
     if salt == "":
         raise HttpFailure(400, "cache_salt needs at least one character.", param="cache_salt")

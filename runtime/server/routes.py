@@ -203,8 +203,7 @@ def _prepared(service: Service, root: Field, prompts: list[Prompt], answer: Answ
 
 def _common(service: Service, root: Field, caller: Caller, count: int) -> Sampling:
     """What every generating route takes."""
-    shared = service.settings.shared_store
-    return {"n": count, **deadline(root), **cache_extensions(root, caller, shared=shared)}
+    return {"n": count, **deadline(root), **cache_extensions(root, caller, service.settings.retention)}
 
 
 def _together(answers: Sequence[Answer], include_usage: bool, per_prompt: int | None = None) -> Answer:

@@ -40,7 +40,8 @@ class ServerSettings:
         tokenizer: a tokenizer.json or its folder, where it is not the checkpoint's. ``dialect``: of prompts, by name.
         default_thinking: where a request does not say. ``repair``: read malformed tool calls for what they mean.
         drain: seconds that running answers get after SIGTERM. ``priorities``: clients may say who goes first.
-        shared_store: the engine's prefix cache has a store below it. ``front_ends``: processes that answer clients.
+        retention: seconds by class, of the store below the engine's prefix cache; None: there is none.
+        front_ends: processes that answer clients.
         origins: of web pages of others whose scripts may read answers. ``created``: when the server began, in seconds
             since the epoch, the same in every front end.
     """
@@ -58,7 +59,7 @@ class ServerSettings:
     repair: bool = False
     drain: float = 30.0
     priorities: bool = False
-    shared_store: bool = False
+    retention: dict[str, int] | None = None
     front_ends: int = 1
     origins: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))

@@ -10,16 +10,17 @@ from pathlib import Path
 from deepinfer.codegen.cache import cache_root
 from deepinfer.errors import SpecError
 from deepinfer.runtime.prefix.chain import digest
+from deepinfer.runtime.sampling_params import CACHE_CLASS, is_whole
 from deepinfer.runtime.store.layout import PAGE
 
 HOUR = 3600
+_LONGEST = 36_500 * 24 * HOUR  # hours of an end fit 32 bits
 AGENT, CHAT = "agent", "chat"
 AUTO, THREADS, URING, USRBIO, INLINE = "auto", "threads", "io_uring", "usrbio", "inline"
 BACKENDS = (AUTO, THREADS, URING, USRBIO, INLINE)
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
           "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _TIMES = {"s": 1, "m": 60, "h": HOUR, "d": 24 * HOUR}
-_CLASS = re.compile(r"[a-z0-9_]{1,15}")
 
 
 def default_retention() -> dict[str, int]:
@@ -69,14 +70,21 @@ class StoreSettings:
     compact_share: float = 0.1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        for name in ("quota", "segment_bytes", "threads", "arena_bytes", "queue"):
+            _check(is_whole(getattr(self, name)) and getattr(self, name) >= 0, name, repr(getattr(self, name)),
+                   "a whole number")
+        _check(self.timeout > 0, "timeout", self.timeout, "more than 0 seconds")
         _check(self.backend in BACKENDS, "backend", self.backend, BACKENDS)
         _check(self.quota >= self.segment_bytes, "quota", self.quota, f"at least one segment, {self.segment_bytes}")
         _check(self.segment_bytes % PAGE == 0, "segment_bytes", self.segment_bytes, f"a multiple of {PAGE}")
         _check(self.threads >= 1, "threads", self.threads, "at least 1")
-        _check(bool(self.retention), "retention", "no class", "at least one class")
+        _check({AGENT, CHAT} <= self.retention.keys(), "retention", ", ".join(self.retention) or "no class",
+               f"{AGENT}, {CHAT} and classes of your own")
         for cls, seconds in self.retention.items():
-            _check(_CLASS.fullmatch(cls) is not None, "retention", cls, "1 to 15 of a-z, 0-9 and _")
-            _check(seconds >= HOUR, f"retention of {cls}", seconds, "at least an hour")
+            _check(CACHE_CLASS.fullmatch(cls) is not None, "retention", cls, "1 to 15 of a-z, 0-9 and _")
+            _check(is_whole(seconds) and HOUR <= seconds <= _LONGEST, f"retention of {cls}", repr(seconds),
+                   "at least an hour, at most 100 years, in seconds")
 
     @property
     def index_folder(self) -> Path:
@@ -116,8 +124,7 @@ def class_of(tools: bool, header: str | None, retention: Mapping[str, int]) -> s
     """
     if header in retention:
         return str(header)
-    usual = AGENT if tools else CHAT
-    return usual if usual in retention else next(iter(retention))
+    return AGENT if tools else CHAT
 
 
 def _check(right: bool, name: str, found: object, allowed: object) -> None:

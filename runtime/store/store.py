@@ -57,6 +57,7 @@ class Store:
                  wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic,
                  writer: Writer | None = None) -> None:
         self.settings, self.layout, self.files = settings, layout, files or Files()
+        layout.capacity(settings.segment_bytes)  # PlanError where a segment holds no record
         self._metrics = StoreMetrics()
         self.health = Health(settings.folder, settings.retry_seconds, self._metrics)
         self.index = _open_index(settings, layout, self.files)

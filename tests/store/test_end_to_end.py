@@ -28,6 +28,7 @@ from store.reopening import damage_index
 from deepinfer.backends.base import HOST
 from deepinfer.codegen.compile import compile_engine
 from deepinfer.dsl.model import EngineOptions
+from deepinfer.errors import RequestError
 from deepinfer.runtime.llm import LLM
 from deepinfer.runtime.outputs import RequestOutput
 from deepinfer.runtime.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ from deepinfer.runtime.store import StoreSettings
 from deepinfer.runtime.store.native import LIBRARY
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.segment import read_superblock
+from deepinfer.runtime.store.settings import parse_retention
 
 FOLDER = Path(__file__).parents[2] / "assets" / "tiny"
 ANSWER = 8
@@ -193,6 +195,17 @@ def test_after_a_kill_and_a_fault_the_tokens_are_those_of_the_replay_log(
                 floor = blocks * llm.plan.block_tokens
                 # A hit that is no longer than what would run again is not adopted.
                 assert found.num_cached_tokens == (floor if floor > llm.plan.rerun else 0)
+
+
+def test_a_class_of_the_users_own_is_kept_as_one_and_another_is_refused(engine: Path, prompt: list[int],
+                                                                        tmp_path: Path) -> None:
+    settings = StoreSettings(tmp_path / "store", index=tmp_path / "index", segment_bytes=1 << 24,
+                             retention=parse_retention("batch=30d", "x"))
+    with LLM(engine, FOLDER, threads=1, progress=False, prefix_store=settings) as llm:
+        llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1, cache_class="batch"), progress=False)
+        with pytest.raises(RequestError, match="no such class; found btach; allowed agent, chat, batch"):
+            llm.generate([prompt], SamplingParams(cache_class="btach"), progress=False)
+    assert {path.parent.name for path in settings.folder.rglob("*.seg")} == {"batch"}
 
 
 def reference(cold: LLM, prompt: list[int], found: RequestOutput) -> list[int]:

@@ -10,16 +10,21 @@ from click.testing import CliRunner
 from deepinfer.cli import main
 from deepinfer.errors import SpecError
 from deepinfer.recipe.fields import Field
+from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.server.engine_process import EngineSettings, store_settings
 from deepinfer.runtime.server.extensions import Caller, cache_extensions
+from deepinfer.runtime.store.settings import parse_retention
 
 
 @pytest.mark.parametrize(("tools", "header", "cls"), [(False, None, "chat"), (True, None, "agent"),
                                                       (True, "chat", "chat"), (False, "agent", "agent"),
-                                                      (True, "a week", "agent"), (False, "", "chat")])
+                                                      (True, "a week", "agent"), (False, "", "chat"),
+                                                      (True, "batch", "batch")])
 def test_tools_make_a_request_an_agents_and_the_header_overrides(tools: bool, header: str | None, cls: str) -> None:
     body = Field({"tools": [{"type": "function"}]} if tools else {})
-    assert cache_extensions(body, Caller(None, header), shared=True)["cache_class"] == cls
+    retention = parse_retention("batch=30d", "--store-retention")
+    sampling = cache_extensions(body, Caller(None, header), retention)
+    assert sampling["cache_class"] == cls and SamplingParams(**sampling).cache_class == cls
 
 
 def test_settings_reach_the_store(tmp_path: Path) -> None:
@@ -34,7 +39,10 @@ def test_settings_reach_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flags", "words"), [(["--store-quota", "1GiB"], "name its folder with --prefix-store"),
                                               (["--prefix-store", "x", "--store-quota", "much"], "not a size"),
-                                              (["--prefix-store", "x", "--store-retention", "3d"], "not a retention")])
+                                              (["--prefix-store", "x", "--store-retention", "3d"], "not a retention"),
+                                              (["--prefix-store", "x", "--store-retention", "chat=5m"], "an hour"),
+                                              (["--prefix-store", "x", "--store-quota", "1MiB"], "one segment"),
+                                              (["--prefix-store", "x", "--no-prefix-cache"], "leave one of them out")])
 def test_a_wrong_flag_is_one_sentence_before_anything_starts(tmp_path: Path, flags: list[str], words: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = CliRunner().invoke(main, ["serve", str(tmp_path), "--port", "0", *flags])

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from store.witness_store import (
 from deepinfer.errors import PlanError, RequestError, SpecError
 from deepinfer.runtime.store import Flags, Layout, Status, Store, layout_of
 from deepinfer.runtime.store.lease import Writer
-from deepinfer.runtime.store.settings import class_of, default_retention, parse_retention, parse_size
+from deepinfer.runtime.store.settings import HOUR, class_of, default_retention, parse_retention, parse_size
 from deepinfer.runtime.store.writer import OpenSegment, Row
 
 BACKENDS = ["inline", "threads", "threads, native", "io_uring, native"]
@@ -201,6 +202,16 @@ def test_segments_that_another_model_left_are_given_up_like_ours(tmp_path: Path,
     left = {path.suffix for path in (tmp_path / "store" / LAYOUT.namespace.hex()).rglob("*.*")}
     assert not left or why == "quota", "nothing of the other model is left when its time is over"
     store.close()
+
+
+@pytest.mark.parametrize("given", [{"retention": {"agent": HOUR, "chat": 10**15}}, {"retention": {"chat": HOUR}},
+                                   {"retention": {"agent": HOUR, "chat": "7d"}}, {"quota": "64GiB"}, {"timeout": -1.0},
+                                   {"timeout": float("nan")}, {"queue": -1}, {"threads": 1.5}, {"arena_bytes": -1},
+                                   {"segment_bytes": 0}, {"segment_bytes": 4096}], ids=str)
+def test_a_setting_that_would_store_nothing_is_refused_at_the_start(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises((SpecError, PlanError), match=next(iter(given))) as refusal:
+        open_store(tmp_path, **given)
+    assert "allowed" in str(refusal.value)
 
 
 def test_folder_and_shared_memory_are_the_owners_alone(tmp_path: Path) -> None:
