@@ -144,6 +144,10 @@ def purge(folder: Path, cls: str | None, namespace: str | None, tenant: str | No
     if not (cls or namespace or tenant or expired or everything):
         raise SpecError("nothing was named to purge", where="deepinfer cache purge",
                         allowed="--tenant, --class, --namespace, --expired or --all")
+    for name, alone in (("--tenant", tenant), ("--all", everything)):
+        if alone and sum(map(bool, (cls, namespace, tenant, expired, everything))) > 1:
+            raise SpecError(f"{name} goes with no other choice", where="deepinfer cache purge",
+                            next_step="name what is to go in two calls")
     if tenant is not None:
         found = list(_chosen(folder, None, None))  # says so when this is no store
         if not Salts(folder, Files()).forget(tenant):
@@ -161,7 +165,10 @@ def purge(folder: Path, cls: str | None, namespace: str | None, tenant: str | No
 @_FOLDER
 @click.option("--quota", metavar="SIZE", help="Bytes that all segments may take, as 500GiB. Default: no limit.")
 def gc(folder: Path, quota: str | None) -> None:
-    """Do now what servers do in the background: adopt segments of dead writers, expire, compact, keep a quota."""
+    """Do now what servers do in the background: adopt segments of dead writers, expire, compact, keep a quota.
+
+    A call expires a tenth of the segments at most, in case the clock is wrong; purge --expired takes all of them.
+    """
     from deepinfer.runtime.store.settings import StoreSettings, parse_size
     from deepinfer.runtime.store.survey import tidy
 

@@ -20,6 +20,7 @@ from deepinfer.runtime.store.lease import FOLDER as WRITERS
 from deepinfer.runtime.store.log import DAMAGED, Entries, entries_of, read_entries, standing
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.record import read_head, whole
+from deepinfer.runtime.store.salts import FOLDER as SALTS
 from deepinfer.runtime.store.segment import (
     DEAD,
     OPEN,
@@ -62,7 +63,11 @@ def survey(folder: Path, files: Files | None = None) -> Iterator[Found]:
     if not folder.is_dir():
         raise ArtifactError("no store here", where=folder, found="no folder",
                             next_step="name the folder of a store: it holds folders of 32 hex digits")
-    for namespace in sorted(files.names(folder)):
+    names = files.names(folder)
+    if names and not any(name in (WRITERS, SALTS) or len(name) == 32 for name in names):
+        raise ArtifactError("no store here", where=folder, found=f"a folder of {', '.join(sorted(names)[:3])}",
+                            next_step="name the folder of a store: it holds folders of 32 hex digits")
+    for namespace in sorted(names):
         if len(namespace) != 32 or not (folder / namespace).is_dir():
             continue
         for cls in sorted(files.names(folder / namespace)):

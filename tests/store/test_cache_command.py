@@ -90,7 +90,19 @@ def test_gc_adopts_expires_and_keeps_a_quota(folder: Path, tmp_path: Path) -> No
     assert "removed: quota" in done.output and len(list(folder.rglob("*.seg"))) < before
 
 
-def test_no_store_is_one_sentence(tmp_path: Path) -> None:
-    done = run("ls", tmp_path / "nothing")
-    assert done.exit_code == 5 and done.output.startswith("error: ") and "no store here" in done.output
-    assert len(done.output.splitlines()) == 1
+@pytest.mark.parametrize("command", [["ls"], ["stat"], ["verify"], ["purge", "--all"], ["gc"]], ids=" ".join)
+def test_no_store_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    for folder in (tmp_path / "nothing", tmp_path):
+        done = run(*command, folder)
+        assert done.exit_code == 5 and done.output.startswith("error: ") and "no store here" in done.output
+        assert len(done.output.splitlines()) == 1
+    assert run(*command, tmp_path / "photos").exit_code == 0, "a store that nobody wrote to"
+
+
+@pytest.mark.parametrize("more", [["--tenant", "acme", "--class", "agent"], ["--all", "--class", "agent"],
+                                  ["--all", "--expired"]], ids=" ".join)
+def test_purge_refuses_choices_that_it_would_not_heed(folder: Path, more: list[str]) -> None:
+    done = run("purge", folder, *more)
+    assert done.exit_code == 2 and "goes with no other choice" in done.output
+    assert len(list(folder.rglob("*.seg"))) == 3
