@@ -43,22 +43,24 @@ _UNBUILT: Mapping[str, str] = {
     "kv_transfer_params": "prefill and decode run in one process",
 }
 
+_CONVERSATIONS = "a plain completion has no conversation; use /v1/chat/completions"
+_UNBUILT_IN_PLAIN: Mapping[str, str] = {"response_format": _GRAMMAR, "tools": _CONVERSATIONS,
+                                        "messages": _CONVERSATIONS, "thinking": _CONVERSATIONS}
 
 # what takes tokens away, and what a form of the answer is asked with
 _NARROWING = ("allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
 _FORMS = ("structured_outputs", "response_format", "text", "output_config", "tools")
-_USUALLY_ON = ("skip_special_tokens", "add_generation_prompt")  # so that true asks for nothing
+# values that ask for nothing, where that is not false or an empty list
+_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "skip_special_tokens": (True,), "add_generation_prompt": (True,), "modalities": (["text"],),
+    "response_format": ({"type": "text"},), "thinking": ({"type": "disabled"},)}
 
 
-def refuse_unbuilt_fields(root: Field) -> None:
-    """Refuse, by name, a field that asks for something that is not built."""
-    for name, why in _UNBUILT.items():
+def refuse_unbuilt_fields(root: Field, *, plain: bool = False) -> None:
+    """Refuse, by name, a field that asks for something that is not built. ``plain``: the body has no conversation."""
+    for name, why in {**_UNBUILT, **(_UNBUILT_IN_PLAIN if plain else {})}.items():
         found = root.optional(name)
-        usual: tuple[Any, ...] = (False, [], {}, ["text"])
-        if name in _USUALLY_ON:
-            usual = (True,)
-        elif name == "best_of":
-            usual = (root.value.get("n", 1),)
+        usual = (root.value.get("n", 1),) if name == "best_of" else _NOTHING.get(name, (False, [], {}))
         if found is not None and found.value not in usual:
             raise HttpFailure(400, f"{name} is not supported: {why}.", code="unsupported_field", param=name)
 

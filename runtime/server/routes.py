@@ -172,7 +172,7 @@ def _conversation(service: Service, api: str, body: bytes, vocabulary: Vocabular
 
 def _completion(service: Service, body: bytes, vocabulary: Vocabulary, caller: Caller) -> Prepared:
     root = read_body(body)
-    refuse_unbuilt_fields(root)
+    refuse_unbuilt_fields(root, plain=True)
     requests = read_completions(root, vocabulary, service.max_model_len, service.most_open)
     request = requests[0]
     if request.model not in service.settings.names:

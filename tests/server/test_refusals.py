@@ -44,6 +44,19 @@ def test_a_feature_that_is_not_built_is_a_400_that_names_it(server: Running, fie
     assert error["code"] == "unsupported_field" and error["param"].startswith(named) and named in error["message"]
 
 
+@pytest.mark.parametrize("fields", [
+    {"response_format": {"type": "json_object"}}, {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"messages": USER}, {"thinking": {"type": "enabled"}}])
+def test_what_only_conversations_have_is_refused_in_a_plain_completion(server: Running, fields: dict[str, Any]) -> None:
+    refused = server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 1, **fields})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "unsupported_field" and error["param"] == next(iter(fields))
+    plain = {"response_format": {"type": "text"}, "thinking": {"type": "disabled"}, "tools": []}
+    taken = server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 1, **plain})
+    assert taken.status_code == 200
+
+
 def test_a_field_that_asks_for_what_is_the_case_anyway_is_taken(server: Running) -> None:
     anyway = {"skip_special_tokens": True, "add_generation_prompt": True, "include_stop_str_in_output": False, "n": 2,
               "best_of": 2, "modalities": ["text"], "continue_final_message": False, "functions": []}
