@@ -12,8 +12,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from deepinfer.backends.ascend950.source import Grid
 from deepinfer.backends.ascend950.target import LANES, PATHS
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.work import Work
 
 COPY = 20.0

@@ -10,6 +10,7 @@ from typing import Any
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature, declared
 from deepinfer.backends.base import Source
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.signature import Parameter
 from deepinfer.backends.skeleton import described, templates
 from deepinfer.backends.work import Work
@@ -18,28 +19,6 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 HERE = Path(__file__).parent
 SUFFIX = ".asc"
 VECTOR, MIX = "vector", "mix_1_2"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Items of a stage for n rows: ``min(n * of, ceil(n * of / per) + plus) * times``; ``fixed`` > 0: that many. Any
-    number of blocks from 1 to the items is right: a kernel goes over its items in steps of the blocks."""
-
-    of: int = 1
-    per: int = 1
-    plus: int = 0
-    times: int = 1
-    fixed: int = 0
-
-    def items(self, n: int) -> int:
-        if self.fixed:
-            return self.fixed
-        return min(n * self.of, -(-n * self.of // self.per) + self.plus) * self.times
-
-    def as_json(self) -> dict[str, int]:
-        if self.fixed:
-            return {"fixed": self.fixed}
-        return {"of": self.of, "per": self.per, "plus": self.plus, "times": self.times}
 
 
 @dataclass(frozen=True)

@@ -9,32 +9,12 @@ from typing import Any
 
 from deepinfer.backends.base import Source
 from deepinfer.backends.cuda_sm100.signature import Parameter, Signature
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.skeleton import described, templates
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
 SUFFIX = ".py"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """``min(n * of, ceil(n * of / per) + plus) * times`` blocks for n rows; ``fixed`` > 0: that many whatever n is."""
-
-    of: int = 1
-    per: int = 1
-    plus: int = 0
-    times: int = 1
-    fixed: int = 0
-
-    def blocks(self, n: int) -> int:
-        if self.fixed:
-            return self.fixed
-        return min(n * self.of, -(-n * self.of // self.per) + self.plus) * self.times
-
-    def as_json(self) -> dict[str, int]:
-        if self.fixed:
-            return {"fixed": self.fixed}
-        return {"of": self.of, "per": self.per, "plus": self.plus, "times": self.times}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def launch(source: AscendSource, twin: Twin, made: Arguments, blocks: int = BLOC
     """All stages on one step; what is wrong, "" if nothing."""
     values = [(p.type, v) for p, v in zip(source.parameters, made.values, strict=True)]
     for stage in source.stages:
-        items = stage.grid.items(made.rows)
+        items = stage.grid.blocks(made.rows)
         wrong = twin.complaints(stage.function, min(items, blocks), values) if items else ""
         if wrong:
             return wrong

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage
+from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage
 from deepinfer.backends.ascend950.toolchain import compile_sources
 from deepinfer.backends.ascend950.twin.device import use_twin
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.signature import Parameter
 from deepinfer.codegen.package.interface import Interface, Value
 from deepinfer.dsl.params import ParamDecl

@@ -14,9 +14,10 @@ from cuda.test_kernels_edges import attend, gemm, store_acc
 
 from deepinfer.backends.cuda_sm100 import toolchain
 from deepinfer.backends.cuda_sm100.cubin import parameter_sizes
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid
+from deepinfer.backends.cuda_sm100.source import CudaSource
 from deepinfer.backends.cuda_sm100.target import ARCHS
 from deepinfer.backends.cuda_sm100.toolchain import Toolchain, compile_sources
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.cache import Cache
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
 from deepinfer.errors import ToolchainError

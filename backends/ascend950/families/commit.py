@@ -4,7 +4,8 @@ engine."""
 from __future__ import annotations
 
 from deepinfer.backends.ascend950.signature import declared
-from deepinfer.backends.ascend950.source import SUFFIX, VECTOR, AscendSource, Grid, Stage, text_of
+from deepinfer.backends.ascend950.source import SUFFIX, VECTOR, AscendSource, Stage, text_of
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.signature import COMMIT, COMMIT_PARAMETERS
 
 _PIECE = 4096  # bytes of a record that are copied in one step

@@ -7,8 +7,9 @@ import math
 from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import C_TYPES, Signature
-from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage, render
+from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage, render
 from deepinfer.backends.ascend950.target import VECTOR_BYTES
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 _PIECE = 4096  # logits that a core looks at in one step

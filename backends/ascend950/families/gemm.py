@@ -6,8 +6,9 @@ import math
 
 from deepinfer.backends.ascend950.families.contract import ROWS, Plan, component_tiles, element_of, planned, work_of
 from deepinfer.backends.ascend950.signature import Signature
-from deepinfer.backends.ascend950.source import MIX, AscendSource, Grid, Stage, render
+from deepinfer.backends.ascend950.source import MIX, AscendSource, Stage, render
 from deepinfer.backends.ascend950.tile.printer import Constants
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 

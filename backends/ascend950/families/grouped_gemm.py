@@ -12,8 +12,9 @@ from deepinfer.backends.ascend950.families.contract import (
 )
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature
-from deepinfer.backends.ascend950.source import MIX, VECTOR, AscendSource, Grid, Stage, render
+from deepinfer.backends.ascend950.source import MIX, VECTOR, AscendSource, Stage, render
 from deepinfer.backends.ascend950.tile.printer import Constants
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from deepinfer.backends.ascend950 import cost
 from deepinfer.backends.ascend950.memory import Memory, single
 from deepinfer.backends.ascend950.signature import Signature
-from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Grid, Stage, render
+from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage, render
 from deepinfer.backends.ascend950.tile.printer import Printer
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, TileProgram
 from deepinfer.errors import InternalError, PlanError
 

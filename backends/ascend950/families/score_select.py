@@ -13,9 +13,10 @@ from deepinfer.backends.ascend950.families.attend import KEYS, MINE, Rows, slots
 from deepinfer.backends.ascend950.families.contract import places
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import Signature
-from deepinfer.backends.ascend950.source import MIX, AscendSource, Grid, Stage, render
+from deepinfer.backends.ascend950.source import MIX, AscendSource, Stage, render
 from deepinfer.backends.ascend950.tile.special import FORMATS
 from deepinfer.backends.cpu.storage import stored
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError, PlanError
 

@@ -14,10 +14,11 @@ from typing import Any
 from deepinfer.backends.cpu.tile.index import linear
 from deepinfer.backends.cuda_sm100.families.reader import Reader, holds_bf16
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import Axes, power_of_two
 from deepinfer.backends.cuda_sm100.tile.printer import Block, Index, Printer
 from deepinfer.backends.cuda_sm100.tile.program import cleaned
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, TileOp
 from deepinfer.errors import InternalError
 

@@ -3,7 +3,8 @@ engine."""
 
 from __future__ import annotations
 
-from deepinfer.backends.cuda_sm100.source import SUFFIX, CudaSource, Grid, Stage, Variant, text_of
+from deepinfer.backends.cuda_sm100.source import SUFFIX, CudaSource, Stage, Variant, text_of
+from deepinfer.backends.grid import Grid
 from deepinfer.backends.signature import COMMIT, COMMIT_PARAMETERS
 
 SYMBOL = COMMIT

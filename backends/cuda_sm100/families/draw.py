@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 _PIECE = 4096  # logits that a program looks at in one step

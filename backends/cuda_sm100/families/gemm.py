@@ -18,7 +18,8 @@ from deepinfer.backends.cuda_sm100.families.contract import (
 )
 from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile, default_schedule, part_of
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 

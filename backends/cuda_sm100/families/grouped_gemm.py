@@ -15,8 +15,9 @@ from deepinfer.backends.cuda_sm100.families.contract import (
 )
 from deepinfer.backends.cuda_sm100.schedule import Schedule, default_schedule
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import power_of_two
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 

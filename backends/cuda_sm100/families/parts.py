@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import Ix, linear
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import NOTHING, Axes, power_of_two, product
 from deepinfer.backends.cuda_sm100.tile.printer import Block, Index, Printer
 from deepinfer.backends.cuda_sm100.tile.program import size
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, TileOp
 from deepinfer.dsl.types import DType
 from deepinfer.errors import InternalError

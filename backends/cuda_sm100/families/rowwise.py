@@ -5,10 +5,11 @@ from __future__ import annotations
 from deepinfer.backends.cpu.tile.index import Ix
 from deepinfer.backends.cuda_sm100.families.parts import emit as parts_in_tiles
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import NOTHING, Axes
 from deepinfer.backends.cuda_sm100.tile.printer import Printer
 from deepinfer.backends.cuda_sm100.tile.program import cleaned, parts_of, size
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, TileOp
 from deepinfer.errors import InternalError
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from deepinfer.backends.cuda_sm100.families.reader import Reader, holds_bf16
 from deepinfer.backends.cuda_sm100.signature import Signature
-from deepinfer.backends.cuda_sm100.source import CudaSource, Grid, Stage, Variant, render
+from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import power_of_two
+from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,7 @@ VARIABLE = "DEEPINFER_TUNING"
 DEFAULT = "default"
 TUNED = ("gemm", "grouped_gemm")
 _BACKEND = Path(__file__).resolve().parents[1]
+_IMPORTS = re.compile(rb"^(?:from \S+ )?import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 _TEXTS = ("templates/{}.py.jinja", "templates/contract.py.jinja", "expand.py", "families/{}.py", "families/contract.py")
 
 
@@ -52,8 +54,9 @@ def installed_triton() -> str:
 
 @lru_cache(maxsize=8)
 def skeleton(family: str) -> str:
-    """Hash of the texts that a family's kernels are made with."""
-    return sha256(b"".join((_BACKEND / t.format(family)).read_bytes() for t in _TEXTS)).hexdigest()[:16]
+    """Hash of the texts that a family's kernels are made with. What they import may move without measuring again."""
+    texts = (_IMPORTS.sub(b"", (_BACKEND / t.format(family)).read_bytes()) for t in _TEXTS)
+    return sha256(b"".join(texts)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
