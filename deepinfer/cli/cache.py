@@ -72,9 +72,12 @@ def stat(folder: Path, as_json: bool) -> None:
         if f.name.state not in ("open", "seg"):
             continue  # given up, to be unlinked soon
         entry = sums.setdefault((f.namespace, f.cls), {
-            "namespace": f.namespace, "class": f.cls, "segments": 0, "records": 0, "bytes": 0, "damaged": 0,
-            "record_bytes": 0 if f.block is None else f.block.layout.stride,
-            "block_tokens": 0 if f.block is None else f.block.layout.block_tokens})
+            "namespace": f.namespace, "class": f.cls, "segments": 0, "records": 0, "tokens": 0, "bytes": 0,
+            "damaged": 0, "record_bytes": 0, "block_tokens": 0})
+        if f.block is not None:
+            entry["record_bytes"] = f.block.layout.stride
+            entry["block_tokens"] = f.block.layout.block_tokens
+            entry["tokens"] += f.records * f.block.layout.block_tokens
         entry["segments"] += 1
         entry["records"] += f.records
         entry["bytes"] += f.bytes
@@ -85,7 +88,7 @@ def stat(folder: Path, as_json: bool) -> None:
         return
     _table(("namespace", "class", "segments", "records", "tokens", "bytes", "damaged"),
            [(e["namespace"][:8], e["class"], f"{e['segments']:,}", f"{e['records']:,}",
-             f"{e['records'] * e['block_tokens']:,}", gigabytes(e["bytes"]), f"{e['damaged']:,}")
+             f"{e['tokens']:,}", gigabytes(e["bytes"]), f"{e['damaged']:,}")
             for e in sums.values()])
     for w in writers:
         click.echo(f"writer {w.get('name')} on {w.get('host')}, process {w.get('pid')}, "

@@ -62,10 +62,11 @@ class Leases:
             return False
         try:
             raw = json.loads(self._path(name).read_bytes())
-            other, heartbeat = Writer(*(raw[k] for k in ("name", "host", "boot", "pid", "begun"))), raw["heartbeat"]
+            other = Writer(*(raw[k] for k in ("name", "host", "boot", "pid", "begun")))
+            heartbeat = int(raw["heartbeat"])
         except FileNotFoundError:
             return True  # a writer takes its lease before its first segment, and drops it after its last
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return self._age(name, now) > self.settings.foreign_lease_seconds
         if other.host == self.writer.host:
             if other.boot != self.writer.boot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -71,10 +72,15 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        for name in ("quota", "segment_bytes", "threads", "arena_bytes", "queue"):
+        for name in ("quota", "segment_bytes", "threads", "arena_bytes", "queue", "sync_bytes", "bad_after"):
             _check(is_whole(getattr(self, name)) and getattr(self, name) >= 0, name, repr(getattr(self, name)),
                    "a whole number")
         _check(self.timeout > 0, "timeout", self.timeout, "more than 0 seconds")
+        for name in ("timeout", "sync_seconds", "tick_seconds", "heartbeat_seconds", "lease_seconds",
+                     "foreign_lease_seconds", "grace_seconds", "retry_seconds"):
+            _check(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "seconds, 0 or more")
+        for name in ("compact_below", "compact_share"):
+            _check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a share from 0 to 1")
         _check(self.backend in BACKENDS, "backend", self.backend, BACKENDS)
         _check(self.quota >= self.segment_bytes, "quota", self.quota, f"at least one segment, {self.segment_bytes}")
         _check(self.segment_bytes % PAGE == 0, "segment_bytes", self.segment_bytes, f"a multiple of {PAGE}")

@@ -189,9 +189,10 @@ def _for_tidying(settings: StoreSettings, index: Path) -> StoreSettings:
 
 
 def leases(folder: Path) -> list[dict[str, object]]:
-    """What the writers of a store say of themselves."""
-    out = []
+    """What the writers of a store say of themselves; a lease that cannot be read says nothing."""
+    out: list[dict[str, object]] = []
     for path in sorted((folder / WRITERS).glob("*.lease")):
-        with contextlib.suppress(OSError, ValueError):
-            out.append(json.loads(path.read_bytes()))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            said = json.loads(path.read_bytes())
+            out.append(said | {"heartbeat": int(said["heartbeat"])})
     return out

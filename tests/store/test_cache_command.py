@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from store.witness_store import LAYOUT, Chain, Clocks, open_store
+from store.witness_store import LAYOUT, Chain, Clocks, open_store, settings
 
 from deepinfer.cli import main
 from deepinfer.runtime.store import Status
-from deepinfer.runtime.store.lease import Writer
+from deepinfer.runtime.store.files import Files
+from deepinfer.runtime.store.lease import Leases, Writer
 
 
 def run(*arguments: object) -> Result:
@@ -39,6 +41,20 @@ def test_ls_and_stat_count_segments_and_records(folder: Path) -> None:
     (path,) = folder.rglob("agent/*.seg")
     path.rename(path.with_suffix(".dead"))
     assert len(json.loads(run("stat", folder, "--json").output)["parts"]) == 1, "what was given up does not count"
+
+
+def test_stat_counts_tokens_beside_a_segment_whose_superblock_is_damaged(folder: Path) -> None:
+    first = min(folder.rglob("chat/*.seg"))
+    first.write_bytes(first.read_bytes()[:100])
+    (chat,) = (p for p in json.loads(run("stat", folder, "--json").output)["parts"] if p["class"] == "chat")
+    assert (chat["records"], chat["tokens"], chat["block_tokens"]) == (2, 2 * LAYOUT.block_tokens, LAYOUT.block_tokens)
+
+
+@pytest.mark.parametrize("lease", ["[]", "null", '{"name": "w", "heartbeat": "x"}', '{"heartbeat": null}', "{torn"])
+def test_stat_passes_over_a_lease_that_says_nothing(folder: Path, lease: str) -> None:
+    (folder / "writers" / "w.lease").write_text(lease)
+    done = run("stat", folder)
+    assert done.exit_code == 0 and "writer" not in done.output
 
 
 def test_verify_names_the_slots_that_are_damaged(folder: Path) -> None:
@@ -106,3 +122,12 @@ def test_purge_refuses_choices_that_it_would_not_heed(folder: Path, more: list[s
     done = run("purge", folder, *more)
     assert done.exit_code == 2 and "goes with no other choice" in done.output
     assert len(list(folder.rglob("*.seg"))) == 3
+
+
+@pytest.mark.parametrize("heartbeat", ["x", None, []])
+def test_a_lease_whose_heartbeat_is_no_number_is_judged_by_its_age(folder: Path, heartbeat: object) -> None:
+    leases = Leases(settings(folder.parent), Files(), Writer.mine())
+    path = folder / "writers" / "w.lease"
+    path.write_text(json.dumps(asdict(Writer("w", "another host", "boot", 1, 2)) | {"heartbeat": heartbeat}))
+    written = path.stat().st_mtime
+    assert not leases.dead("w", written + 10) and leases.dead("w", written + 10_000)

@@ -255,7 +255,10 @@ def test_a_callers_own_mistake_shows_in_its_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("threads", 0), ("backend", "tape"), ("quota", 1), ("segment_bytes", 5000),
-                                             ("retention", {}), ("retention", {"a b": 7200}), ("retention", {"a": 1})])
+                                             ("retention", {}), ("retention", {"a b": 7200}), ("retention", {"a": 1}),
+                                             ("timeout", 0), ("timeout", float("nan")), ("sync_seconds", float("inf")),
+                                             ("grace_seconds", -1), ("compact_below", 1.5), ("bad_after", -1),
+                                             ("sync_bytes", 0.5)])
 def test_settings_out_of_range_are_one_sentence(tmp_path: Path, name: str, value: object) -> None:
     with pytest.raises(SpecError, match="store"):
         settings(tmp_path, **{name: value})
