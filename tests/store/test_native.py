@@ -207,6 +207,23 @@ def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path
     os.close(fd)
 
 
+def test_memory_is_given_up_only_when_a_copy_into_it_has_ended(library: Path) -> None:
+    native, chain = NativeRecords(library, LAYOUT), Chain(1, 3)
+    waiting, copying, ended, given_up = range(4)
+    wants, *kept = wants_of(chain, [0, 1, 2], np.zeros((3, LAYOUT.payload_bytes), dtype=np.uint8))
+    state = wants["state"]
+    state[:] = waiting, copying, waiting
+    giving = threading.Thread(target=native.give_up, args=(wants,))
+    giving.start()
+    assert wait_for(lambda: bool(state[0] == given_up))
+    giving.join(0.2)
+    assert giving.is_alive() and state.tolist() == [given_up, copying, waiting]
+    state[1] = ended
+    giving.join(PATIENCE)
+    assert not giving.is_alive() and state.tolist() == [given_up, ended, given_up]
+    del kept
+
+
 class Slow:
     """Opening a segment waits while ``answers`` is not set, as on a mount that hangs."""
 
