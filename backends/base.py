@@ -23,8 +23,8 @@ class Roof:
     """A machine as two limits, for predictions: ``read`` bytes a second from memory, ``multiply`` multiply-adds a
     second in the widest format of its matrix units; ``basis``: where the figures come from.
 
-    For backends that predict cycles (backends/work.py): ``clock`` (Hz), ``units`` of each kind, ``reach`` bytes a
-    second that one of them can draw, ``launch`` seconds that a launch takes by itself.
+    For backends that predict cycles (backends/work.py): ``clock`` (Hz), ``units`` of each kind, ``launch`` seconds
+    that a launch takes by itself.
     """
 
     machine: str
@@ -33,7 +33,6 @@ class Roof:
     basis: str
     clock: float = 0.0
     units: tuple[tuple[str, int], ...] = ()
-    reach: float = 0.0
     launch: float = 0.0
 
     def seconds(self, size: float, macs: float) -> float:

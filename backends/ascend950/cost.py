@@ -1,85 +1,131 @@
-"""Cycles of a kernel's pipes on an AI core, from its plan: what reports predict times with.
+"""Cycles of a kernel's pipes, from what its text does: what reports predict times with.
 
-An instruction of a vector function is counted as a cycle, its functions as the instructions they consist of; the cube
-core does 16 x 16 x 16 products of bf16 a cycle (16 x 8 x 16 of f32); paths between memories move what ``target.PATHS``
-says. A copy that the scalar unit starts costs ``COPY`` cycles besides its bytes. Not modelled: conflicts of memory
-banks, instruction fetch, the cache of the scalar unit.
+``reading`` counts the instructions, copies and products of each core of a block, the CPU twin counts them while it runs
+(``tests/ascend/test_cost.py`` compares both), and ``cycles`` is the table that makes cycles of either:
+
+    V             an instruction on a register each, and CALL for entering and leaving a vector function
+    M             16 x 16 results a cycle over 32 bytes of features
+    MTE1, FIX     bytes from L1 to L0, and of f32 results from L0C, over the rates of target.PATHS
+    MTE2, MTE3    bytes from memory over the rate of L2; bytes to memory over the same, and to L1 over that of UB_L1
+    S             COPY for each copy that the core starts
+    L2            bytes from and to memory of all cores of an AI core over the rate of L2, which they share
+
+Cores of a block work beside each other: of each pipe the busiest core counts. Not modelled: conflicts of memory banks,
+instruction fetch, loads of the scalar unit, waiting for flags.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from deepinfer.backends.ascend950.target import LANES, PATHS
+from deepinfer.backends.ascend950.reading import Kernel
+from deepinfer.backends.ascend950.target import PATHS, VECTOR_CORES
 from deepinfer.backends.grid import Grid
-from deepinfer.backends.work import Work
+from deepinfer.backends.work import Pipes, Work
 
-COPY = 20.0
-# Instructions for a vector of 64 elements: expansions of codes to bf16, as the functions in include/ are written.
-EXPAND = {"mxfp8": 9.0, "mxfp4": 11.0, "bf16": 3.0, "f32": 3.0, "codes": 2.5, "scales": 0.9, "": 0.0}
-# The same for the functions of include/di_arrays.h that tile programs call on whole arrays.
-CALLS = {"widen": 3, "copy": 2, "narrow": 3, "round_array": 4, "quantise": 46, "encode8": 50, "encode4": 36,
-         "rotate": 7, "rotate_steps": 16, "decode8": 8, "decode4": 6, "decode_scales": 4, "pack_bytes": 2, "take": 4,
-         "topk": 40, "pool_top": 4, "pool_add": 12, "quotient": 4, "fill_array": 1}
-_CALL = re.compile(r"asc_vf_call<di_(\w+)")
-_NUMBER = re.compile(r", (\d+)(?=[,)])")
-CALL = 20.0  # what entering and leaving a vector function takes
+COPY = 20.0  # cycles, assumed
+CALL = 20.0  # cycles, assumed
+LEAST_ROWS = 32  # of a tile of inputs: below, the cube core multiplies rows that are not there
+CUBE, VECTORS = -1, (0, 1)  # cores of a block, as ``reading`` numbers them
+MANY = 4096  # keys at which the cost of a key is read
 
 
-def call_cycles(text: str) -> float:
-    """Cycles of a statement that calls a library function on an array; 0 for any other."""
-    found = _CALL.search(text)
-    if found is None:
-        return 0.0
-    elements = max((int(x) for x in _NUMBER.findall(text)), default=LANES)
-    return CALL + CALLS.get(found[1], 10) * -(-elements // LANES)
+def cycles(did: Mapping[str, float]) -> dict[str, float]:
+    """Cycles of each pipe of a core that did so much (``DID`` of twin/run.py)."""
+    n = {name: float(did.get(name, 0)) for name in (
+        "functions", "instructions", "copies", "bytes_in", "bytes_out", "bytes_to_l1", "bytes_to_l0",
+        "bytes_of_results", "products")}
+    return {"S": n["copies"] * COPY, "V": n["instructions"] + n["functions"] * CALL, "M": n["products"],
+            "MTE1": n["bytes_to_l0"] / PATHS["L1_L0"], "MTE2": n["bytes_in"] / PATHS["L2"],
+            "MTE3": n["bytes_out"] / PATHS["L2"] + n["bytes_to_l1"] / PATHS["UB_L1"],
+            "FIX": n["bytes_of_results"] / PATHS["L0C_UB"]}
 
 
-def grid_of(grid: Grid) -> tuple[int, int, int, int, int]:
-    return grid.of, grid.per, grid.plus, grid.times, grid.fixed
+def of_unit(cores: Sequence[Mapping[str, float]], share: float) -> dict[str, float]:
+    """The same for cores that work beside each other; ``share``: of the L2 path that they have to themselves."""
+    each = [cycles(did) for did in cores]
+    moved = sum(float(did.get(name, 0)) for did in cores for name in ("bytes_in", "bytes_out"))
+    return {pipe: max(c[pipe] for c in each) for pipe in each[0]} | {"L2": moved / PATHS["L2"] / share}
 
 
-def rowwise(unit: str, grid: Grid, cycles: float, copies: int, overlapped: bool) -> Work:
-    """``cycles``: of the vector unit for a row; ``copies``: in and out."""
-    return Work(unit, grid_of(grid), (("V", cycles), ("S", copies * COPY)), overlapped=overlapped)
+@dataclass(frozen=True)
+class Question:
+    """How the text of a kernel is asked for its work.
+
+    Args:
+        function, unit, grid: of the stage that does the work.
+        launches: stages; those before are counted as launches only.
+        tiles: variants of an item with their shares, as numbers of variables in the text.
+        inputs: whether an item has up to 64 input rows (``valid`` in the text), fewer than 32 being multiplied as 32.
+        run: items of the same input rows that a block takes one after the other.
+        keys: variables that say how many keys of each source a row meets, with their shares of all keys.
+        overlapped: whether the pipes work beside each other.
+        known: other numbers.
+    """
+
+    function: str
+    unit: str
+    grid: Grid
+    launches: int = 1
+    tiles: tuple[tuple[float, tuple[tuple[str, int], ...]], ...] = ((1.0, ()),)
+    inputs: bool = False
+    run: int = 1
+    keys: tuple[tuple[str, float], ...] = ()
+    overlapped: bool = True
+    known: tuple[tuple[str, int], ...] = field(default=())
+
+    def work(self, text: str) -> Work:
+        """The answer."""
+        kernel = Kernel(text, self.function)
+        start = self._read(kernel, 0, {})
+        grid = (self.grid.of, self.grid.per, self.grid.plus, self.grid.times, self.grid.fixed)
+        if self.inputs:
+            few, least, most = (self._items(kernel, start, {"valid": n}) for n in (16, LEAST_ROWS, 2 * LEAST_ROWS))
+            row = _times(_less(least, few), 1 / 16)
+            padded = _less(_times(_less(most, least), 1 / LEAST_ROWS), row)
+            item = _less(least, _times(_plus(row, padded), LEAST_ROWS))
+            return Work(self.unit, grid, _pipes(item), _pipes(row), _pipes(padded), (), LEAST_ROWS, self.overlapped,
+                        _pipes(start), self.launches)
+        none = {name: 0 for name, _ in self.keys}
+        alone, key = self._items(kernel, start, none), dict[str, float]()
+        item = alone
+        for name, share in self.keys:
+            some, more = (self._items(kernel, start, {**none, name: n}) for n in (MANY, 2 * MANY))
+            slope = _less(more, some)  # of MANY keys
+            key = _plus(key, _times(slope, share / MANY))
+            item = _plus(item, _less(_less(some, slope), alone))
+        times = self.grid.times  # items of a row, each of which meets all keys
+        return Work(self.unit, grid, _pipes(item), (), (), _pipes(_times(key, times)), 1, self.overlapped,
+                    _pipes(start), self.launches)
+
+    def _items(self, kernel: Kernel, start: Mapping[str, float], given: Mapping[str, int]) -> dict[str, float]:
+        """Cycles of an item, the mean of all variants."""
+        total: dict[str, float] = {}
+        for share, variant in self.tiles:
+            read = _less(self._read(kernel, self.run, {**given, **dict(variant)}), start)
+            total = _plus(total, _times(read, share / self.run))
+        return total
+
+    def _read(self, kernel: Kernel, items: int, given: Mapping[str, int]) -> dict[str, float]:
+        numbers = {"row_first": 0, "t0": 0, "rows": items, "items": items, "stop": items, **dict(self.known), **given}
+        if self.unit == "vector":
+            return of_unit([kernel.did(VECTORS[0], numbers)], 1 / VECTOR_CORES)
+        return of_unit([kernel.did(core, numbers) for core in (CUBE, *VECTORS)], 1.0)
 
 
-def contraction(unit: str, grid: Grid, k: int, columns: int, size: int, expands: Sequence[str],
-                epilogue: float, run: int = 1) -> Work:
-    """``expands``: formats of the weights of a tile that vector cores expand, "" for those they do not; ``epilogue``:
-    instructions on a vector of results; ``run``: items of the same rows that a block takes at least, encoding once."""
-    deep = 32 // size
-    cube = math.ceil(k / deep) * math.ceil(columns / 16) / 16.0 * len(expands)
-    half = columns / 2
-    vector = sum(half * k / LANES * EXPAND[e] for e in expands)
-    to_l1 = sum(half * k * size / PATHS["UB_L1"] for e in expands if e)
-    to_l0 = k * columns * size / PATHS["L1_L0"] * len(expands)
-    item = (("V", vector), ("MTE3", to_l1), ("MTE1", to_l0))
-    padded = (("M", cube), ("MTE1", k * size / PATHS["L1_L0"] * len(expands)),
-              ("FIX", columns * 4 / PATHS["L0C_UB"] * len(expands)))
-    row = (("V", half / LANES * epilogue + (k / LANES * CALLS["quantise"] / run if size == 1 else 0.0)),)
-    return Work(unit, grid_of(grid), item, row, padded, (), 32)
+def _plus(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {p: a.get(p, 0.0) + b.get(p, 0.0) for p in {**a, **b}}
 
 
-def attention(unit: str, grid: Grid, rows: int, wide: int, tall: int, size: int, copies: int,
-              splits: int) -> Work:
-    """``rows``: padded heads of an item; ``splits``: items of a row. Keys are met twice: for the largest scores, and
-    for the weights. The pipes of a tile wait for each other."""
-    deep = 16 if size == 2 else 8
-    cube = (2 * math.ceil(wide / deep) * rows / 16 + math.ceil(tall / 16) * rows / 16) / 16.0 * 16 / deep
-    vector = (2 * wide / LANES * 14 + tall / LANES * 6 + rows / 2 * 24 / LANES) / 2  # two vector cores share the keys
-    paths = 2 * wide * size / PATHS["UB_L1"] + tall * size / PATHS["UB_L1"]
-    key = (("M", cube * splits), ("V", vector * splits), ("MTE3", paths * splits), ("S", copies * COPY * splits))
-    item = (("V", rows / 2 * tall / LANES * 8), ("FIX", rows * tall * 4 / PATHS["L0C_UB"]))
-    return Work(unit, grid_of(grid), item, key=key, overlapped=False)
+def _less(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return _plus(a, _times(b, -1.0))
 
 
-def scores(unit: str, grid: Grid, rows: int, wide: int, heads: int, size: int, copies: int, bits: int) -> Work:
-    """Scores of entries, and their selection: a histogram for each byte of the scores, and of the numbers for ties."""
-    deep = 16 if size == 2 else 8
-    cube = math.ceil(wide / deep) * rows / 16 / 16.0
-    vector = wide / LANES * 14 / 2 + heads * 6 / LANES + (bits / 8 * 8 + 4 * 11) / LANES
-    key = (("M", cube), ("V", vector), ("MTE3", wide * size / PATHS["UB_L1"]), ("S", copies * COPY))
-    return Work(unit, grid_of(grid), key=key, overlapped=False)
+def _times(a: Mapping[str, float], n: float) -> dict[str, float]:
+    return {p: v * n for p, v in a.items()}
+
+
+def _pipes(a: Mapping[str, float]) -> Pipes:
+    """What there is of it, in f32-like precision so that equal texts give equal files."""
+    return tuple((p, round(v, 6)) for p, v in a.items() if abs(v) > 1e-6)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature, declared
 from deepinfer.backends.base import Source
@@ -38,14 +39,20 @@ class Stage:
 @dataclass(frozen=True)
 class AscendSource(Source):
     """A Source whose text is AscendC. ``scratch``: bytes, fixed and a row; ``constants``: what ``constants`` of the
-    parameters points to; ``work``: what reports predict its time with."""
+    parameters points to; ``question``: how its text is asked
+    for its work."""
 
     family: str = ""
     parameters: tuple[Parameter, ...] = ()
     stages: tuple[Stage, ...] = ()
     scratch: tuple[int, int] = (0, 0)
     constants: bytes = b""
-    work: Work | None = None
+    question: Question | None = None
+
+    @property
+    def work(self) -> Work | None:
+        """What its text takes; None: nobody asks."""
+        return None if self.question is None else self.question.work(self.text)
 
 
 def text_of(template: str, **parts: Any) -> str:
@@ -55,7 +62,7 @@ def text_of(template: str, **parts: Any) -> str:
 
 
 def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memories: Sequence[Memory], *,
-           scratch: tuple[int, int] = (0, 0), constants: bytes = b"", work: Work | None = None,
+           scratch: tuple[int, int] = (0, 0), constants: bytes = b"", question: Question | None = None,
            **parts: Any) -> AscendSource:
     """Source of a kernel from the skeleton of its family."""
     parameters = tuple(signature.parameters())
@@ -66,4 +73,4 @@ def render(spec: KernelSpec, signature: Signature, stages: Sequence[Stage], memo
     grid = stages[-1].grid
     return AscendSource(spec.symbol, text, SUFFIX, max(1, grid.per // grid.of), max(1, grid.times), 0,
                         family=spec.family, parameters=parameters, stages=tuple(stages), scratch=scratch,
-                        constants=constants, work=work)
+                        constants=constants, question=question)

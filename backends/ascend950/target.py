@@ -59,6 +59,5 @@ CAPABILITIES = Capabilities(
     on_chip_bytes=CAPACITY["UB"],
     roofs=tuple(Roof(s.name, s.read, s.multiply, "published: bytes a cycle and core x cores x clock; 16 x 16 x 16 "
                                                  "bf16 multiply-adds a cycle and core",
-                     s.clock, (("vector", s.cores * VECTOR_CORES), ("mix_1_2", s.cores)), PATHS["L2"] * s.clock,
-                     LAUNCH) for s in SKUS),
+                     s.clock, (("vector", s.cores * VECTOR_CORES), ("mix_1_2", s.cores)), LAUNCH) for s in SKUS),
 )

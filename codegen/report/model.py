@@ -105,17 +105,43 @@ class EngineFacts:
         """What the backend predicts of each kernel."""
         return tuple(Work.from_dict(k["work"]) if "work" in k else None for k in self.kernels)
 
+    def _asked(self, s: Step, shape: Shape) -> tuple[float, float, float]:
+        """Rows of a launch, keys that each meets, bytes."""
+        rows = shape.step.on(s.cost.axis)
+        return (rows, s.cost.met(shape.step), s.cost.bytes(shape.step)) if rows else (0.0, 0.0, 0.0)
+
+    def _work(self, s: Step, roof: Roof) -> Work | None:
+        return self.works[s.raw["kernel"]] if s.is_kernel and roof.units else None
+
     def predicted(self, steps: Sequence[Step], shape: Shape, roof: Roof) -> float | None:
         """Seconds of launches as the backend predicts them; None where it has no figures of one of them."""
-        total = 0.0
+        works = [(self._work(s, roof), s) for s in steps if s.is_kernel]
+        if any(w is None for w, _ in works):
+            return None
+        return sum(w.seconds(roof, *self._asked(s, shape)) for w, s in works if w is not None)
+
+    def pipes(self, steps: Sequence[Step], shape: Shape, roof: Roof) -> dict[str, float]:
+        """Cycles that pipes of the busiest unit work in launches, the sum of all; {} where nothing is predicted."""
+        total: dict[str, float] = {}
         for s in steps:
-            work = self.works[s.raw["kernel"]] if s.is_kernel else None
-            if s.is_kernel and (work is None or not roof.units):
-                return None
-            if work is not None:
-                cost, rows = s.cost, shape.step.on(s.cost.axis)
-                total += work.seconds(roof, rows, cost.met(shape.step), cost.bytes(shape.step)) if rows else 0.0
+            work = self._work(s, roof)
+            for pipe, cycles in (work.cycles(roof, *self._asked(s, shape)) if work else {}).items():
+                total[pipe] = total.get(pipe, 0.0) + cycles
         return total
+
+    def bounds(self, steps: Sequence[Step], shape: Shape, roof: Roof) -> dict[str, float]:
+        """Parts of the predicted time by the pipe that is busiest in each launch, the largest first; ``launch``: what
+        launches take by themselves."""
+        parts: dict[str, float] = {}
+        for s in steps:
+            work, busy = self._work(s, roof), self.pipes([s], shape, roof)
+            if work is None or not busy:
+                continue
+            start, pipe = work.launches * roof.launch, max(busy, key=lambda p: busy[p])
+            parts[pipe] = parts.get(pipe, 0.0) + work.seconds(roof, *self._asked(s, shape)) - start
+            parts["launch"] = parts.get("launch", 0.0) + start
+        whole = sum(parts.values())
+        return {pipe: t / whole for pipe, t in sorted(parts.items(), key=lambda x: -x[1])}
 
     def steps(self, entry: str = STEP_ENTRY) -> list[Step]:
         """Launches and commits of an entry in order."""

@@ -119,9 +119,13 @@ def _view(facts: EngineFacts, shape: Shape, roof: Roof, profile: Measured | None
                     a.macs / a.measured if a.measured else None, taken(a)) for a in each]
     tokens = shape.step.sequences * shape.step.rows
     most = sorted(each, key=lambda a: -taken(a))[:12]
+    groups = facts.by_kind()
+    pipes = [(a, facts.pipes(kernels[a.name], shape, roof), facts.bounds(kernels[a.name], shape, roof))
+             for a in most] if timed == "predicted" else []
     return {"name": shape.name, "roof": roof, "measured": profile is not None, "timed": timed,
             "total": total,
             "rate": tokens / whole if whole else 0.0,
             "families": [(a, taken(a)) for a in accounts(facts.by_family())],
-            "kinds": [(a, taken(a)) for a in accounts(facts.by_kind())],
+            "kinds": [(a, taken(a), facts.bounds(groups[a.name], shape, roof)) for a in accounts(groups)],
+            "pipes": pipes, "columns": list(dict.fromkeys(pipe for _, busy, _ in pipes for pipe in busy)),
             "top": [(a, taken(a), family[a.name]) for a in most], "roofline": Markup(roofline(roof, points))}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.backends.ascend950.backend import backend
+from deepinfer.backends.ascend950.cost import cycles
 from deepinfer.backends.ascend950.source import AscendSource
 from deepinfer.backends.ascend950.target import CAPACITY
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
@@ -18,6 +19,8 @@ from deepinfer.codegen.report.model import EngineFacts, decoding, prefilling
 from deepinfer.dsl import Config, EngineOptions
 from deepinfer.errors import PlanError
 from deepinfer.model_specs.registry import build_model
+
+PIPES = cycles({})
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,8 @@ def test_predicted_times_lie_above_the_roof(plan: Plan) -> None:
         for roof in facts.roofs:
             for account in facts.accounts(shape, {str(s.number): [s] for s in facts.steps() if s.is_kernel}, roof):
                 assert account.predicted is not None and account.predicted >= 0.99 * account.least, (account, shape)
+            parts = facts.bounds(facts.steps(), shape, roof)
+            assert set(parts) <= {*PIPES, "L2", "HBM", "launch"} and sum(parts.values()) == pytest.approx(1)
     pr, dt = facts.roofs
     total = {r.machine: facts.predicted(facts.steps(), decoding(8, 4096), r) for r in (pr, dt)}
     assert total[dt.machine] < total[pr.machine]  # type: ignore[operator]

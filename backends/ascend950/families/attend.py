@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.backends.ascend950 import cost
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.families.contract import places, resolved
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
@@ -26,6 +26,7 @@ from deepinfer.errors import InternalError
 HEADS, EXACT_HEADS = 64, 32  # most heads of one item, as bf16 and as f32: they share the decoded keys
 STORED = 8  # heads whose results are on their way out
 KEYS, MINE = 64, 32  # keys of a tile, and of a vector core
+_CHOSEN = (("pos", 1 << 40), ("e", 0))  # work is asked for where selections have no gaps
 
 
 @dataclass
@@ -180,19 +181,22 @@ def emit(spec: KernelSpec) -> AscendSource:
     for m in memories:
         at |= places(m)
     stage = Stage(spec.symbol, MIX, Grid(times=heads // group))
-    copies = max(1 + sum(1 + x.part.dtype.is_block for x in s.keys.slots) for s in sources)
-    work = cost.attention(MIX, stage.grid, rows, wide, tall, size, copies, heads // group)
+    most = [spec.operands[s[4]].size if s[0] == "selected" else s[1] if s[0] in ("window", "context") else 1
+            for s in spec.get("sources")]
+    question = Question(spec.symbol, MIX, stage.grid, overlapped=False, known=_CHOSEN,
+                        keys=tuple((f"count{n}", m / sum(most)) for n, m in enumerate(most)))
     text = resolved(["\n".join(function.text()), function.call()], ub)
-    return render(spec, signature, [stage], memories, work=work, sources=sources, at=at, heads=heads, group=group,
-                  rows=rows, d=d, vd=vd, wide=wide, tall=tall, size=size, kv=kv, share=share, keys=KEYS, mine=MINE,
+    return render(spec, signature, [stage], memories, question=question, sources=sources, at=at, heads=heads,
+                  group=group, rows=rows, d=d, vd=vd, wide=wide, tall=tall, size=size, kv=kv, share=share, keys=KEYS,
+                  mine=MINE, part=MINE // 2 if exact else MINE, grain=32 // size, stored=STORED,
                   element="bfloat16_t" if exact else "float", ub_element="uint16_t" if exact else "float",
                   q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
                   q_kind=signature.element(spec.get("q")), sink=signature.param(sink) if sink >= 0 else "",
                   scale=f"{float(spec.get('scale'))!r}f",
                   rounds=bool(spec.get("rounds")) and not exact, formats=FORMATS, function=text[0], call=text[1],
                   store=store, turned="di_turned_words" if exact else "di_turned_rows", depth=256 // size,
-                  part=MINE // 2 if exact else MINE, grain=32 // size, ub_buffers=ub.declared(), stored=STORED,
-                  l1_buffers=memories[1].declared(), cube_buffers=[x for m in memories[1:] for x in m.declared()])
+                  ub_buffers=ub.declared(), l1_buffers=memories[1].declared(),
+                  cube_buffers=[x for m in memories[1:] for x in m.declared()])
 
 
 def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wide: int, tall: int) -> list[Memory]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from deepinfer.backends.ascend950 import cost
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
 from deepinfer.backends.ascend950.source import Stage
@@ -19,7 +19,6 @@ from deepinfer.backends.ascend950.tile.printer import Constants, Printer
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import Ix, Space, linear
 from deepinfer.backends.cpu.tile.program import cleaned
-from deepinfer.backends.work import Work
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand, TileOp, TileProgram
 from deepinfer.errors import InternalError
 
@@ -175,7 +174,6 @@ class Epilogue:
     functions: list[str] = field(default_factory=list)
     rooms: dict[str, Room] = field(default_factory=dict)
     outs: list[Room] = field(default_factory=list)
-    cycles: int = 0
 
     def __post_init__(self) -> None:
         self.ops = cleaned(self.program, self.signature.spec.operands)
@@ -208,7 +206,6 @@ class Epilogue:
                    "        vector_bool m = asc_update_mask_b32(left);", *("        " + x for x in f.lines), "    }",
                    "}"]
         self.functions.append("\n".join(f.text()))
-        self.cycles += f.cycles
         return f.call()
 
     def _index(self, dims: Sequence[int], space: Space) -> Index:
@@ -316,7 +313,6 @@ class Plan:
     groups: int
     widest: int
     functions: list[str] = field(default_factory=list)
-    epilogue_cycles: int = 0
 
     def __post_init__(self) -> None:
         title = self.spec.title
@@ -366,7 +362,7 @@ def component_tiles(plan: Plan, program: TileProgram, operands: Sequence[int],
     _rooms(plan, weights, most)
     for t in tiles:
         t["call"] = resolved([str(t["call"])], plan.ub)[0]
-    plan.functions, plan.epilogue_cycles = resolved(epilogue.functions, plan.ub), epilogue.cycles
+    plan.functions = resolved(epilogue.functions, plan.ub)
     return tiles
 
 
@@ -404,17 +400,12 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
         m.place()
 
 
-def work_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage) -> Work:
-    """Predicted work of the stage that multiplies: that of its mean tile."""
-    expands = ["codes" if w.scaled and w.expand else "scales" if w.scaled else w.expand for t in tiles
-               for w in t["anchors"]]
-    count = max(1, len(tiles))
+def question_of(plan: Plan, tiles: list[dict[str, Any]], stage: Stage, launches: int = 1) -> Question:
+    """How the kernel is asked for its work."""
     across = sum(t["tiles"] for t in tiles)
     run = min(across, -(-math.prod(plan.lead) * across // CORES)) if plan.stays() else 1
-    one = cost.contraction(stage.kind, stage.grid, plan.k, plan.columns, plan.size, expands,
-                           plan.epilogue_cycles / count, run)
-    item, row, padded = (tuple((p, c / count) for p, c in pipes) for pipes in (one.item, one.row, one.padded))
-    return replace(one, item=item, row=row, padded=padded)
+    kinds = tuple((t["tiles"] / across, (("ct", t["first"]),)) for t in tiles)
+    return Question(stage.function, stage.kind, stage.grid, launches, kinds, True, run, known=(("expert", 0),))
 
 
 def planned(plan: Plan, tiles: list[dict[str, Any]]) -> dict[str, Any]:

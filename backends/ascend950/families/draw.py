@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from deepinfer.backends.ascend950 import cost
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import C_TYPES, Signature
 from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage, render
@@ -16,7 +16,7 @@ _PIECE = 4096  # logits that a core looks at in one step
 WORDS = 8  # of a row: DrawWord of runtime/native/device/draws.h
 _PLACES = {"TOKEN": 1, "KEY": 2, "TEMPERATURE": 3, "TOP_K": 4, "TOP_P": 5, "MIN_P": 6, "BARE": 7}
 _MODES = {"NONE": 0, "CHOOSE": 1, "GIVEN": 3, "LARGEST": 4}
-_DRAW = 150  # instructions on 64 logits: the largest, the noise of runtime/noise.py, and the largest with it
+_DRAWN = (("mode", _MODES["CHOOSE"]), ("numbers", 1), ("heat", 1), ("top_k", 0), ("top_p", 0x3FF0000000000000))
 
 
 def emit(spec: KernelSpec) -> AscendSource:
@@ -35,9 +35,9 @@ def emit(spec: KernelSpec) -> AscendSource:
     used = memory.place()
     at = {name: b.offset for name, b in memory.buffers.items()}
     stage = Stage(spec.symbol, VECTOR, Grid(times=lead), (("UB", used),))
-    work = cost.rowwise(VECTOR, stage.grid, size / 64 * _DRAW, 2 * -(-size // piece), True)
-    return render(spec, signature, [stage], [memory], work=work, size=size, lead=lead, piece=piece, bytes=bytes_of,
-                  ub="uint16_t" if bytes_of == 2 else "float", element=element,
+    question = Question(spec.symbol, VECTOR, stage.grid, known=_DRAWN)  # with a temperature and no cut
+    return render(spec, signature, [stage], [memory], question=question, size=size, lead=lead, piece=piece,
+                  bytes=bytes_of, ub="uint16_t" if bytes_of == 2 else "float", element=element,
                   out_bytes=8 if signature.element(spec.get("out")) == "*i64" else 4, words=WORDS,
                   ahead=spec.get("ahead"), logits=signature.value(spec.get("logits")),
                   logits_at=signature.row_of(logits.rows), out=signature.value(spec.get("out")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from deepinfer.backends.ascend950.families.contract import ROWS, Plan, component_tiles, element_of, planned, work_of
+from deepinfer.backends.ascend950.families.contract import ROWS, Plan, component_tiles, element_of, planned, question_of
 from deepinfer.backends.ascend950.signature import Signature
 from deepinfer.backends.ascend950.source import MIX, AscendSource, Stage, render
 from deepinfer.backends.ascend950.tile.printer import Constants
@@ -33,8 +33,7 @@ def emit(spec: KernelSpec) -> AscendSource:
         signature.axis("seq")
     stage = Stage(spec.symbol, MIX, Grid(leads, ROWS, 0, count), ())
     row = signature.row_of(x.rows, "row", "seq")
-    work = work_of(plan, tiles, stage)
-    return render(spec, signature, [stage], list(plan.memories), constants=bytes(constants.blob), work=work,
-                  **planned(plan, tiles), count=count, x=signature.value(spec.get("x")), x_row=signature.elements(
-                      spec.get("x")), x_group=x.dims[-1] if groups > 1 else 0, own=own, row=row,
-                  x_kind=signature.element(spec.get("x")))
+    return render(spec, signature, [stage], list(plan.memories), constants=bytes(constants.blob),
+                  question=question_of(plan, tiles, stage), **planned(plan, tiles), count=count,
+                  x=signature.value(spec.get("x")), x_row=signature.elements(spec.get("x")),
+                  x_group=x.dims[-1] if groups > 1 else 0, own=own, row=row, x_kind=signature.element(spec.get("x")))

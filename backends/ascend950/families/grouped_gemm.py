@@ -8,7 +8,7 @@ from deepinfer.backends.ascend950.families.contract import (
     component_tiles,
     element_of,
     planned,
-    work_of,
+    question_of,
 )
 from deepinfer.backends.ascend950.memory import Memory
 from deepinfer.backends.ascend950.signature import Signature
@@ -44,9 +44,10 @@ def emit(spec: KernelSpec) -> AscendSource:
     main = Stage(spec.symbol, MIX, Grid(slots, ROWS, experts, count))
     signature.scratch()
     return render(spec, signature, [group, main], list(plan.memories), constants=bytes(constants.blob),
-                  work=work_of(plan, tiles, main), scratch=(4 * (experts + 8), 4 * slots), **planned(plan, tiles),
-                  count=count, x=signature.value(spec.get("x")), x_slot=len(x.dims) > 1, slots=slots, experts=experts,
-                  picks=signature.value(spec.get("experts")), x_kind=signature.element(spec.get("x")), piece=PIECE,
+                  question=question_of(plan, tiles, main, 2), scratch=(4 * (experts + 8), 4 * slots),
+                  **planned(plan, tiles), count=count, x=signature.value(spec.get("x")), x_slot=len(x.dims) > 1,
+                  slots=slots, experts=experts, picks=signature.value(spec.get("experts")),
+                  x_kind=signature.element(spec.get("x")), piece=PIECE,
                   long_picks=signature.element(spec.get("experts")) == "*i64",
                   order={b.name: b.offset for b in order.buffers.values()}, order_buffers=order.declared(),
                   order_at=-(-(experts + 1) // 8) * 8)

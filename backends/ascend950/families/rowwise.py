@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer.backends.ascend950 import cost
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.memory import Memory, single
 from deepinfer.backends.ascend950.signature import Signature
 from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage, render
@@ -26,8 +26,8 @@ def emit(spec: KernelSpec) -> AscendSource:
     def resolved(lines: list[str]) -> list[str]:
         return [printer.resolve(x) for x in lines]
 
-    work = cost.rowwise(VECTOR, stage.grid, printer.cycles, len(printer.loads) + len(printer.stores), turns)
-    return render(spec, signature, [stage], [memory], work=work, constants=bytes(printer.constants.blob),
+    question = Question(spec.symbol, VECTOR, stage.grid, overlapped=turns)
+    return render(spec, signature, [stage], [memory], question=question, constants=bytes(printer.constants.blob),
                   functions=resolved(printer.functions), heads=resolved(printer.heads), loads=resolved(printer.loads),
                   body=resolved(printer.lines), waits=not _arrives(printer), stores=resolved(printer.stores),
                   turns=turns, buffers=memory.declared())

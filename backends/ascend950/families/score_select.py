@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.backends.ascend950 import cost
+from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.families.attend import KEYS, MINE, Rows, slots_of
 from deepinfer.backends.ascend950.families.contract import places
 from deepinfer.backends.ascend950.memory import Memory, padded
@@ -44,9 +44,10 @@ def emit(spec: KernelSpec) -> AscendSource:
     for m in memories:
         at |= places(m)
     stage, bits = Stage(spec.symbol, MIX, Grid()), 16 if spec.get("rounds") else 32
-    work = cost.scores(MIX, stage.grid, rows, wide, heads, size, 2, bits)
+    question = Question(spec.symbol, MIX, stage.grid, keys=(("visible", 1.0),), overlapped=False,
+                        known=tuple((s["given"], 0) for s in selections if s["given"]))
     kinds = {i: signature.element(i) for i in (q, w)}
-    return render(spec, signature, [stage], memories, work=work, at=at, passes=passes, heads=heads, d=d,
+    return render(spec, signature, [stage], memories, question=question, at=at, passes=passes, heads=heads, d=d,
                   selections=selections, rows=rows, wide=wide, size=size, keys=KEYS, mine=MINE, formats=FORMATS,
                   piece=PIECE, element="bfloat16_t" if exact else "float",
                   ub_element="uint16_t" if exact else "float", ratio=spec.get("ratio"),

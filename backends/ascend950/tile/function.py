@@ -50,7 +50,6 @@ class Function:
     piece: str = "c"  # variable that counts vectors along the lanes
     outer: bool = False  # all loops but that over vectors are around the call: places come as arguments
     count: int = 0
-    cycles: int = 0
 
     # ---- names -----------------------------------------------------------------------------------------------------
     def argument(self, call: str, kind: str) -> str:
@@ -70,7 +69,6 @@ class Function:
 
     def emit(self, text: str) -> None:
         self.lines.append(text)
-        self.cycles += 1
 
     def instruct(self, name: str, *args: str, kind: str = "vector_float", mask: str = "m") -> str:
         out = self.new(kind)
@@ -220,7 +218,6 @@ class Function:
             return self.instruct(_INSTRUCTIONS[o.op], *args)
         out = self.new()
         self.emit(f"{out} = {_CALLS[o.op]}({', '.join((*args, 'm'))});")
-        self.cycles += 12
         return out
 
     # ---- text ------------------------------------------------------------------------------------------------------

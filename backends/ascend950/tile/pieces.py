@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deepinfer.backends.ascend950.cost import CALL
 from deepinfer.backends.ascend950.memory import Buffer
 from deepinfer.backends.ascend950.signature import BYTES
-from deepinfer.backends.ascend950.target import LANES
 from deepinfer.backends.ascend950.tile.function import LANE, VIEWS, Array, Function, Index, c_float
 from deepinfer.backends.cpu.tile.index import Ix, linear, refined
 from deepinfer.backends.cpu.tile.program import size
@@ -110,14 +108,6 @@ def _loops(p: Printer, outer: Sequence[tuple[str, int]], lanes: int, body: Seque
         p.say("}")
 
 
-def _cycles(f: Function, outer: Sequence[tuple[str, int]], lanes: int) -> float:
-    """Of all calls of a function."""
-    times = 1
-    for _, n in outer:
-        times *= n
-    return times * (-(-lanes // PIECE) * CALL + f.cycles * -(-lanes // LANES))
-
-
 def _function(p: Printer, extents: Sequence[int],
               dims: Sequence[int]) -> tuple[Function, Rooms, Index, list[tuple[str, int]]]:
     """A function over a piece, its rooms, the index of its elements, and the loops around it."""
@@ -149,7 +139,6 @@ def fill(p: Printer, i: int, dims: Sequence[int], out: Array, place: Callable[[I
     f.write(out, place(index), value)
     body = _called(p, f, rooms)
     p.functions.append("\n".join(f.text()))
-    p.cycles += _cycles(f, outer, extents[-1])
     _loops(p, outer, extents[-1], body)
 
 
@@ -167,7 +156,6 @@ def store(p: Printer, o: TileOp, target: str, element: str) -> None:
             f"di_out({target} + {rest}, {p.at(out.buffer, 'uint8_t')}, count * {BYTES[element]});",
             f"asc_unlock(PIPE_MTE3, {OUT} + turn);"]
     p.functions.append("\n".join(f.text()))
-    p.cycles += _cycles(f, outer, extents[-1])
     _loops(p, outer, extents[-1], body)
 
 
@@ -194,7 +182,6 @@ def reduce(p: Printer, o: TileOp, reduced: Sequence[int], kept: Sequence[int], o
     body = _called(p, f, rooms, before)
     f.lines.append(f"asc_storealign({f.pointer(total)}, total, all);")
     p.functions.append("\n".join(f.text()))
-    p.cycles += _cycles(f, outer, extents[-1])
     around, inside = outer[: len(lead)], outer[len(lead):]
     for name, n in around:
         p.say(f"for (int32_t {name} = 0; {name} < {n}; ++{name}) {{")
@@ -228,7 +215,6 @@ def best(p: Printer, i: int, o: TileOp, k: int, lead: int) -> list[str]:
     body = [*_called(p, f, rooms), f"asc_vf_call<di_best_more>({p.at(room.buffer, 'float')}, {p.at(top, 'float')}, "
             f"{p.at(where, 'int32_t')}, count, (int32_t)at);"]
     p.functions.append("\n".join(f.text()))
-    p.cycles += _cycles(f, outer, extents[-1])
     _loops(p, outer, extents[-1], body)
     p.say(f"asc_vf_call<di_best_end>({p.at(top, 'float')}, {p.at(where, 'int32_t')});")
     p.say("di_vector_to_scalar();")
@@ -300,7 +286,6 @@ def split(p: Printer, o: TileOp) -> None:
             inner.operands[q.get("operand")] = p.loaded(q.get("operand"))
     inner.statements()
     p.step = inner.step + 1
-    p.cycles += inner.cycles * (lead // part)
     p.outlive(inner.lines, first)
     body = [f"asc_lock(PIPE_MTE2, {IN} + turn);", *inner.loads, f"asc_unlock(PIPE_MTE2, {IN} + turn);",
             f"asc_lock(PIPE_V, {IN} + turn);", f"asc_lock(PIPE_V, {OUT} + turn);", *inner.lines,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from deepinfer.backends.ascend950.cost import CALL, call_cycles
 from deepinfer.backends.ascend950.memory import Buffer, Memory
 from deepinfer.backends.ascend950.signature import BYTES, Signature
 from deepinfer.backends.ascend950.target import LANES
@@ -67,7 +66,6 @@ class Printer:
         self.widened: dict[str, Array] = {}
         self.integers = Integers(self.ops, lambda: self.lines, self._integers, prefix)
         self.step, self.count = 0, 0
-        self.cycles = 0.0  # of the vector unit for a row, as far as the program is printed
         self.scalar_puts = False
 
     def child(self, body: TileProgram, prefix: str) -> Printer:
@@ -95,7 +93,6 @@ class Printer:
     def say(self, text: str) -> None:
         """A statement; what it mentions lives until here."""
         self.step += 1
-        self.cycles += call_cycles(text)
         self._touch(text)
         self.lines.append(text)
 
@@ -273,9 +270,7 @@ class Printer:
         self.count += 1
         return Function(f"{self.signature.spec.symbol}_{self.prefix}{self.count}", self.ops, self.leaf)
 
-    def call(self, f: Function, vectors: int) -> None:
-        """Calls a function whose loops go over so many vectors."""
-        self.cycles += CALL + f.cycles * vectors
+    def call(self, f: Function) -> None:
         self.functions.append("\n".join(f.text()))
         self.say(f.call())
 
@@ -293,7 +288,7 @@ class Printer:
         value = self.computed(f, i, index) if being_made else f.value(i, index)
         f.write(out, place(index), value)
         f.lines = looped(extents, f.lines)
-        self.call(f, vectors_of(extents))
+        self.call(f)
 
     def computed(self, f: Function, i: int, index: Index) -> str:
         """The arithmetic of an op that has an array, which is being filled."""
@@ -346,11 +341,6 @@ class Printer:
                 stores.store(self, o)
             elif o.op == "store_record":
                 stores.store_record(self, o)
-
-
-def vectors_of(extents: Sequence[int]) -> int:
-    """Vectors that loops go over, the last one along the lanes."""
-    return int(np.prod(extents[:-1], dtype=np.int64)) * -(-extents[-1] // LANES)
 
 
 def looped(extents: Sequence[int], inner: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
     for name, n in reversed(outer):
         body = [f"for (uint16_t {name} = 0; {name} < {n}; ++{name}) {{", *body, "}"]
     f.lines = body
-    p.call(f, size(source) // lanes * -(-lanes // 64))
+    p.call(f)
     return out
 
 
@@ -166,10 +166,10 @@ def _concat(p: Printer, i: int, o: TileOp) -> Array:
         f.space.extents.update(zip(names, extents, strict=True))
         index = tuple(Ix.var(name) if n > 1 else Ix() for name, n in zip(names, extents, strict=True))
         f.write(out, place(index), f.value(x, index))
-        from deepinfer.backends.ascend950.tile.printer import looped, vectors_of
+        from deepinfer.backends.ascend950.tile.printer import looped
 
         f.lines = looped(extents, f.lines)
-        p.call(f, vectors_of(extents))
+        p.call(f)
         start += dims[d]
     return out
 
@@ -338,7 +338,6 @@ def _scan(p: Printer, i: int, o: TileOp) -> Array:
     out = inner.floats(len(inner.ops) - 1)
     inner.say(f"asc_vf_call<di_copy>({p.at(out.buffer, 'float')}, {p.at(carry.buffer, 'float')}, {n});")
     p.step = inner.step + 1
-    p.cycles += inner.cycles * o.get("trips")
     p.outlive(inner.lines, first)
     p.lines += [f"for (uint16_t {p.prefix}{i} = 0; {p.prefix}{i} < {o.get('trips')}; ++{p.prefix}{i}) {{",
                 *("    " + x for x in inner.lines), "}"]

@@ -26,5 +26,5 @@ DI_OUT int64_t di_twin_arguments(const char* symbol) {
     return found == twin::kernels().end() ? -1 : (int64_t)found->second.bytes;
 }
 
-// Instructions issued since the library was loaded, of all launches.
-DI_OUT int64_t di_twin_instructions() { return twin::machine.instructions; }
+// What the cores did in the last launch: `Did` of the cube cores, then of the vector cores.
+DI_OUT void di_twin_did(int64_t out[2 * twin::DIDS]) { std::memcpy(out, twin::machine.did, sizeof twin::machine.did); }

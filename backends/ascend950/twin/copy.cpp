@@ -38,6 +38,8 @@ void di_gm2ub(void* dst, const void* src, uint32_t n, uint32_t bytes, uint32_t l
     machine.need(false, what);
     check_bursts(n, bytes, what);
     if (left > BLOCK || right > BLOCK) machine.stop("%s pads by %u and %u bytes, allowed 0..32", what, left, right);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_IN, (int64_t)n * bytes);
     const uint32_t padded = left + bytes + right;
     if (n > 1 && dst_stride != bytes && dst_stride % BLOCK) {
         machine.stop("%s places bursts %u bytes apart, allowed their length or a multiple of 32", what, dst_stride);
@@ -72,6 +74,8 @@ void di_ub2gm(void* dst, const void* src, uint32_t n, uint32_t bytes, uint64_t d
     if (n > 1 && src_stride != bytes && src_stride % BLOCK) {
         machine.stop("%s takes bursts %u bytes apart, allowed their length or a multiple of 32", what, src_stride);
     }
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_OUT, (int64_t)n * bytes);
     const bool packed = n > 1 && src_stride == bytes && bytes % BLOCK;
     for (uint32_t i = 0; i < n; ++i) {
         const uint8_t* from = machine.touch(machine.space(DI_SPACE_UB), offset_of(src) + (int64_t)i * src_stride, bytes,
@@ -98,6 +102,8 @@ void di_ub2l1(void* dst, const void* src, uint32_t n, uint32_t blocks, uint32_t 
     machine.need(false, what);
     if (!machine.mixed()) machine.stop("%s in a kernel without cube cores", what);
     check_bursts(n, blocks * BLOCK, what);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_TO_L1, (int64_t)n * blocks * BLOCK);
     for (uint32_t i = 0; i < n; ++i) {
         const int64_t from = offset_of(src) + (int64_t)i * (blocks + src_gap) * BLOCK;
         const int64_t to = offset_of(dst) + (int64_t)i * (blocks + dst_gap) * BLOCK;
@@ -125,6 +131,8 @@ void di_gm2l1(void* dst, const void* src, uint64_t pitch, uint32_t rows, uint32_
     const int64_t matrices = para & 0xFFFF, row_step = (para >> 16) & 0xFFFF, block_rows = (para >> 32) & 0xFFFF;
     if (matrices != 1) machine.stop("%s of %lld matrices, this interface copies 1", what, (long long)matrices);
     if (rows < 1 || columns < 1) machine.stop("%s of %u x %u elements", what, rows, columns);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_IN, (int64_t)rows * columns * element);
     twin::Space& l1 = machine.space(DI_SPACE_L1);
     const int64_t c0 = BLOCK / element;
     for (uint32_t r = 0; r < rows && !by_column; ++r) {  // all of a row's bytes at once, for speed
@@ -168,6 +176,8 @@ void di_l12l0(di_space to, const void* dst, const void* src, uint32_t row, uint3
     machine.issue(at);
     machine.need(true, what);
     if (!rows || !columns) machine.stop("%s of nothing", what);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_TO_L0, rows * columns * fractal);
     for (uint32_t k = 0; k < columns; ++k) {
         const int64_t from = offset_of(src) + ((int64_t)(column + k) * src_stride + row) * fractal;
         const int64_t where = offset_of(dst) + (int64_t)k * dst_stride * fractal;
@@ -184,6 +194,8 @@ void di_l12l0_mx(di_space to, uint64_t dst, const void* src, uint32_t x, uint32_
     machine.issue(at);
     machine.need(true, what);
     if (!x_step || !y_step) machine.stop("%s of nothing", what);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_TO_L0, (int64_t)x_step * y_step * BLOCK);
     for (uint32_t i = 0; i < x_step; ++i) {
         const int64_t from = offset_of(src) + ((int64_t)(x + i) * src_stride + y) * BLOCK;
         const int64_t where = (int64_t)dst + (int64_t)i * dst_stride * BLOCK;

@@ -64,6 +64,7 @@ void multiply(bool mx, float* c, const T* a, const T* b, int64_t m, int64_t k, i
     static std::vector<float> left, right, columns;
     const int64_t c0 = BLOCK / (int64_t)sizeof(T) * twin::codes_per_byte<T>(), steps = up(k, c0);
     const int start = mx ? 1024 : 512;
+    machine.count(twin::DID_PRODUCTS, up(m, ROWS) * steps * up(n, ROWS));
     const int64_t a_at = offset_of(a), b_at = offset_of(b);
     const auto operand = [&](di_space which, int64_t offset, int64_t bytes, int align) {
         twin::Space& space = machine.space(which);
@@ -161,6 +162,8 @@ void di_fixpipe(bool to_ub, void* dst, const void* src, int element, uint32_t n,
     if (!n || !m || src_stride < m) machine.stop("%s of %u x %u, %u rows to a column block", what, m, n, src_stride);
     if (to_ub && n % ROWS) machine.stop("%s of %u columns, allowed multiples of 16", what, n);
     if (to_ub && !machine.mixed()) machine.stop("%s in a kernel without vector cores", what);
+    machine.count(twin::DID_COPIES, 1);
+    machine.count(twin::DID_BYTES_OF_RESULTS, (int64_t)m * n * 4);
     twin::Space& l0c = machine.space(DI_SPACE_L0C);
     const uint8_t* base = nullptr;
     for (int64_t block = 0; block < up(n, ROWS); ++block) {

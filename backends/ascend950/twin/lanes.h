@@ -54,8 +54,10 @@ template <class T> void need_defined(const di_register_of<T>& a, const vector_bo
     }
 }
 
+// Every instruction on registers passes here.
 inline void inside_vf(const char* what) {
     if (!machine.core || !machine.core->in_vf) machine.stop("%s outside of a vector function", what);
+    machine.count(DID_INSTRUCTIONS, 1);
 }
 
 }  // namespace twin

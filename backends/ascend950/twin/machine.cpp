@@ -229,6 +229,7 @@ std::string Machine::launch(const std::string& symbol, int64_t count, const char
     arguments_ = arguments;
     blocks = count;
     reports_.clear();
+    std::memset(did, 0, sizeof did);
     failed_ = false;
     extents_ = std::move(extents);
     std::sort(extents_.begin(), extents_.end(), [](const Extent& a, const Extent& b) { return a.first < b.first; });

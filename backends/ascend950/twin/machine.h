@@ -117,6 +117,12 @@ struct Kernel {
     size_t bytes;
 };
 
+// What the pipes of cores did in a launch; run.py has the names, cost.py the cycles.
+enum Did {
+    DID_FUNCTIONS, DID_INSTRUCTIONS, DID_COPIES, DID_BYTES_IN, DID_BYTES_OUT, DID_BYTES_TO_L1, DID_BYTES_TO_L0,
+    DID_BYTES_OF_RESULTS, DID_PRODUCTS, DIDS
+};
+
 class Machine {
   public:
     // Runs all blocks; returns what is wrong, one sentence a line, "" if nothing.
@@ -126,7 +132,8 @@ class Machine {
     Core* core = nullptr;  // whose turn it is
     int64_t blocks = 0;
     int32_t line = 0;
-    int64_t instructions = 0;
+    int64_t did[2][DIDS] = {};  // of the cube cores, and of the vector cores, in the last launch
+    void count(Did what, int64_t how_much) { did[core->cube() ? 0 : 1][what] += how_much; }
 
     // Reports and goes on; the second stops the launch.
     void report(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -150,7 +157,6 @@ class Machine {
     bool mixed() const { return kind_ == DI_KIND_mix; }
     void issue(di_at at) {
         line = at.line;
-        ++instructions;
         core->finished_pipes = false;
     }
     void need(bool cube, const char* what);

@@ -15,6 +15,10 @@ from deepinfer.errors import InternalError
 # How a parameter type of backends/signature.py is packed; addresses are 8 bytes.
 _FORMATS = {"i32": ("i", 4), "i64": ("q", 8)}
 _ROOM = 1 << 14
+# ``Did`` of machine.h: calls of vector functions, instructions on registers, copies started, bytes copied from memory,
+# to memory, from UB to L1, from L1 to L0, from L0C, and products of 16 rows and columns and 32 bytes of features.
+DID = ("functions", "instructions", "copies", "bytes_in", "bytes_out", "bytes_to_l1", "bytes_to_l0",
+       "bytes_of_results", "products")
 
 
 class TwinError(InternalError):
@@ -38,12 +42,12 @@ class Twin:
         self._dll = ctypes.CDLL(str(library))
         self._dll.di_twin_launch.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64,
                                              ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
-        self._dll.di_twin_instructions.restype = ctypes.c_int64
+        self._did = (ctypes.c_int64 * (2 * len(DID)))()
 
-    @property
-    def instructions(self) -> int:
-        """Issued so far."""
-        return int(self._dll.di_twin_instructions())
+    def did(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What the cube cores and the vector cores of all blocks did in the last launch, by the names of ``DID``."""
+        self._dll.di_twin_did(self._did)
+        return dict(zip(DID, self._did, strict=False)), dict(zip(DID, self._did[len(DID):], strict=True))
 
     def complaints(self, function: str, blocks: int, values: Sequence[tuple[str, NDArray[np.generic] | int]]) -> str:
         """Runs a kernel; ``values``: (type, array or integer) of each parameter, the arrays being all the memory it may

@@ -150,6 +150,7 @@ void di_vf_begin() {
     machine.need(false, "a vector function");
     if (machine.core->in_vf) machine.stop("a vector function inside a vector function");
     machine.core->in_vf = true;
+    machine.count(twin::DID_FUNCTIONS, 1);
     ++machine.core->vf;
 }
 

@@ -102,14 +102,17 @@ template <class T> void extreme(di_register_of<T>& dst, const di_register_of<T>&
     DI_BINARY(asc_sub, T, x - y) \
     DI_BINARY(asc_mul, T, x * y) \
     void asc_max(di_register_of<T>& dst, const di_register_of<T>& a, const di_register_of<T>& b, vector_bool mask) { \
+        inside_vf("asc_max"); \
         map(dst, mask, [&](int i) { return larger(a.lane[i], b.lane[i]); }); \
         undefine(dst.undefined, a.undefined, b.undefined, mask); \
     } \
     void asc_min(di_register_of<T>& dst, const di_register_of<T>& a, const di_register_of<T>& b, vector_bool mask) { \
+        inside_vf("asc_min"); \
         map(dst, mask, [&](int i) { return smaller(a.lane[i], b.lane[i]); }); \
         undefine(dst.undefined, a.undefined, b.undefined, mask); \
     } \
     void asc_madd(di_register_of<T>& dst, const di_register_of<T>& a, const di_register_of<T>& b, vector_bool mask) { \
+        inside_vf("asc_madd"); \
         const di_register_of<T> c = dst; \
         map(dst, mask, [&](int i) { return (T)(c.lane[i] * a.lane[i] + b.lane[i]); }); \
         undefine(dst.undefined, a.undefined, b.undefined, mask); \
@@ -118,10 +121,12 @@ template <class T> void extreme(di_register_of<T>& dst, const di_register_of<T>&
     DI_BY_SCALAR(asc_add_scalar, T, x + y) \
     DI_BY_SCALAR(asc_mul_scalar, T, x * y) \
     void asc_max_scalar(di_register_of<T>& dst, const di_register_of<T>& a, T b, vector_bool mask) { \
+        inside_vf("asc_max_scalar"); \
         map(dst, mask, [&](int i) { return larger(a.lane[i], b); }); \
         undefine(dst.undefined, a.undefined, nullptr, mask); \
     } \
     void asc_min_scalar(di_register_of<T>& dst, const di_register_of<T>& a, T b, vector_bool mask) { \
+        inside_vf("asc_min_scalar"); \
         map(dst, mask, [&](int i) { return smaller(a.lane[i], b); }); \
         undefine(dst.undefined, a.undefined, nullptr, mask); \
     } \
@@ -158,11 +163,13 @@ DI_UNARY(asc_neg, int32_t, 0u - (uint32_t)x)
     DI_BINARY(asc_xor, T, x ^ y) \
     DI_UNARY(asc_not, T, ~x) \
     void asc_shiftleft_scalar(di_register_of<T>& dst, const di_register_of<T>& a, int16_t n, vector_bool mask) { \
+        inside_vf("asc_shiftleft_scalar"); \
         if (n < 0 || n >= (int)sizeof(T) * 8) machine.stop("asc_shiftleft_scalar by %d", n); \
         map(dst, mask, [&](int i) { return (T)((uint32_t)a.lane[i] << n); }); \
         undefine(dst.undefined, a.undefined, nullptr, mask); \
     } \
     void asc_shiftright_scalar(di_register_of<T>& dst, const di_register_of<T>& a, int16_t n, vector_bool mask) { \
+        inside_vf("asc_shiftright_scalar"); \
         if (n < 0 || n >= (int)sizeof(T) * 8) machine.stop("asc_shiftright_scalar by %d", n); \
         map(dst, mask, [&](int i) { return (T)(a.lane[i] >> n); }); \
         undefine(dst.undefined, a.undefined, nullptr, mask); \
@@ -173,11 +180,13 @@ DI_INTEGERS(DI_ON_INTEGERS)
 #define DI_SHIFT(T, EMPTY) \
     void asc_shiftleft(di_register_of<T>& dst, const di_register_of<T>& a, const vector_int32_t& n, \
                        vector_bool mask) { \
+        inside_vf("asc_shiftleft"); \
         map(dst, mask, [&](int i) { return n.lane[i] > 31 ? (T)0 : (T)((uint32_t)a.lane[i] << n.lane[i]); }); \
         undefine(dst.undefined, a.undefined, n.undefined, mask); \
     } \
     void asc_shiftright(di_register_of<T>& dst, const di_register_of<T>& a, const vector_int32_t& n, \
                         vector_bool mask) { \
+        inside_vf("asc_shiftright"); \
         map(dst, mask, [&](int i) { return n.lane[i] > 31 ? (T)(EMPTY) : (T)(a.lane[i] >> n.lane[i]); }); \
         undefine(dst.undefined, a.undefined, n.undefined, mask); \
     }
@@ -187,6 +196,7 @@ DI_SHIFT(int32_t, a.lane[i] < 0 ? -1 : 0)
 #define DI_MOVED(T) \
     void asc_select(di_register_of<T>& dst, const di_register_of<T>& a, const di_register_of<T>& b, \
                     vector_bool mask) { \
+        inside_vf("asc_select"); \
         di_register_of<T> out; \
         for (int i = 0; i < di_register_of<T>::LANES; ++i) out.lane[i] = on<T>(mask.bit, i) ? a.lane[i] : b.lane[i]; \
         for (int w = 0; w < 4; ++w) { \
@@ -195,16 +205,19 @@ DI_SHIFT(int32_t, a.lane[i] < 0 ? -1 : 0)
         dst = out; \
     } \
     void asc_duplicate_scalar(di_register_of<T>& dst, T value, vector_bool mask) { \
+        inside_vf("asc_duplicate_scalar"); \
         map(dst, mask, [&](int) { return value; }); \
         std::memset(dst.undefined, 0, sizeof dst.undefined); \
     } \
     void asc_duplicate(di_register_of<T>& dst, const di_register_of<T>& src, vector_bool mask) { \
+        inside_vf("asc_duplicate"); \
         const T value = src.lane[0]; \
         const bool good = !(src.undefined[0] & 1); \
         map(dst, mask, [&](int) { return value; }); \
         for (int w = 0; w < 4; ++w) dst.undefined[w] = good ? 0 : every<sizeof(T)>() & mask.bit[w]; \
     } \
     void asc_squeeze(di_register_of<T>& dst, const di_register_of<T>& src, vector_bool mask) { \
+        inside_vf("asc_squeeze"); \
         di_register_of<T> out; \
         std::memset((void*)&out, 0, sizeof out); \
         int to = 0; \
@@ -237,6 +250,7 @@ DI_LANES(DI_MOVED)
 DI_WORDS(DI_REDUCED)
 
 void asc_arange(vector_int32_t& dst, int32_t start) {
+    inside_vf("asc_arange");
     for (int i = 0; i < 64; ++i) dst.lane[i] = start + i;
     std::memset(dst.undefined, 0, sizeof dst.undefined);
 }
@@ -305,26 +319,33 @@ void widen(vector_float& dst, const di_register_of<T>& a, const vector_bool& mas
 }  // namespace
 
 void asc_float2int32_rn(vector_int32_t& dst, const vector_float& a, vector_bool mask) {
+    inside_vf("asc_float2int32_rn");
     map(dst, mask, [&](int i) { return to_int(std::nearbyint(a.lane[i])); });
     undefine(dst.undefined, a.undefined, nullptr, mask);
 }
 void asc_float2int32_rz(vector_int32_t& dst, const vector_float& a, vector_bool mask) {
+    inside_vf("asc_float2int32_rz");
     map(dst, mask, [&](int i) { return to_int(std::trunc(a.lane[i])); });
     undefine(dst.undefined, a.undefined, nullptr, mask);
 }
 void asc_int322float_rn(vector_float& dst, const vector_int32_t& a, vector_bool mask) {
+    inside_vf("asc_int322float_rn");
     map(dst, mask, [&](int i) { return (float)a.lane[i]; });
     undefine(dst.undefined, a.undefined, nullptr, mask);
 }
 void asc_float2bfloat16_rn(vector_bfloat16_t& dst, const vector_float& a, vector_bool mask) {
+    inside_vf("asc_float2bfloat16_rn");
     narrow(dst, a, mask, [](float x) { return bfloat16_t{to_bf16(x)}; });
 }
 void asc_bfloat162float(vector_float& dst, const vector_bfloat16_t& a, vector_bool mask) {
+    inside_vf("asc_bfloat162float");
     widen(dst, a, mask, [](bfloat16_t x) { return from_bf16(x.bits); });
 }
 void asc_float2e4m3_rn_sat(vector_fp8_e4m3fn_t& dst, const vector_float& a, vector_bool mask) {
+    inside_vf("asc_float2e4m3_rn_sat");
     narrow(dst, a, mask, [](float x) { return fp8_e4m3fn_t{to_e4m3(x)}; });
 }
 void asc_e4m32float(vector_float& dst, const vector_fp8_e4m3fn_t& a, vector_bool mask) {
+    inside_vf("asc_e4m32float");
     widen(dst, a, mask, [](fp8_e4m3fn_t x) { return e4m3(x.bits); });
 }
