@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +38,22 @@ _OPEN_FILES = 256
 _RENAMES = 3  # that a segment may see while it is opened
 _TOGETHER = 65_536  # records of one transaction of a rebuild
 _LIST_SECONDS = 5.0
+_SETTLED_SECONDS = 0.1  # a folder's time of change is coarse: within a tick of the kernel two changes look like one
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """``stamp``: the folder's time of change, first seen at ``since``; ``at``: when names were read. Both in seconds
+    of the monotonic clock."""
+
+    stamp: int = -1
+    since: float = 0.0
+    at: float = -math.inf
+
+    def misses(self, stamp: int, now: float) -> bool:
+        """Whether the folder may hold names that were not read."""
+        return (stamp != self.stamp or self.at - self.since <= _SETTLED_SECONDS  # more may have come in the same tick
+                or now - self.at > _LIST_SECONDS)
 
 
 class Segment:
@@ -83,7 +99,7 @@ class Catalog:
         self._expires: NDArray[np.uint32] = np.zeros(64, dtype=np.uint32)
         self._opened: OrderedDict[int, Segment] = OrderedDict()
         self._lock = threading.Lock()
-        self._listed: dict[str, tuple[int, float]] = {}
+        self._listed: dict[str, _Listing] = {}
 
     # ---- what is alive --------------------------------------------------------------------------------------------
     def alive(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -221,9 +237,9 @@ class Catalog:
                 except (FileNotFoundError, NotADirectoryError):
                     self._seen(cls, folder, [])
                     continue
-                listed, at = self._listed.get(cls, (0, 0.0))
-                if force or listed != stamp or time.monotonic() - at > _LIST_SECONDS:
-                    self._listed[cls] = stamp, time.monotonic()
+                listed, now = self._listed.get(cls, _Listing()), self.guard.up
+                if force or listed.misses(stamp, now):
+                    self._listed[cls] = _Listing(stamp, listed.since if stamp == listed.stamp else now, now)
                     names = (parse_name(file) for file in self.files.names(folder))
                     self._seen(cls, folder, [n for n in names if n is not None])
             return True

@@ -38,6 +38,11 @@ class TimeGuard:
             return self._now
 
     @property
+    def up(self) -> float:
+        """Seconds of the monotonic clock."""
+        return self._monotonic()
+
+    @property
     def hour(self) -> int:
         return int(self.now() // HOUR)
 

@@ -130,6 +130,34 @@ def test_two_processes_worth_of_writers_share_a_folder(tmp_path: Path) -> None:
     b.close()
 
 
+def test_a_segment_that_came_in_the_same_tick_of_the_file_system_is_seen(tmp_path: Path) -> None:
+    """Its folder has the time of change that it had when it was listed: once it was listed again a little later, the
+    names are known, and until then it is listed each time."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    clocks = Clocks()
+    a = open_store(tmp_path / "a", shared=tmp_path / "shared", clocks=clocks)
+    b = open_store(tmp_path / "b", shared=tmp_path / "shared", clocks=clocks)
+    one, two = Chain(1, 4), Chain(2, 4)
+    one.publish(a)
+    (folder,) = (tmp_path / "shared").rglob("chat")
+    clocks.forward(100)
+    b.upkeep.see()
+    then = folder.stat()
+    two.publish(a)
+    os.utime(folder, ns=(then.st_atime_ns, then.st_mtime_ns))
+    b.upkeep.see()
+    assert two.fetch(b) == [Status.OK] * 4
+    clocks.forward(0.2)
+    b.upkeep.see()
+    listed = []
+    names = b.catalog.files.names
+    b.catalog.files.names = lambda of: listed.append(of) or names(of)  # type: ignore[method-assign, func-returns-value]
+    b.upkeep.see()
+    assert folder not in listed
+    a.close()
+    b.close()
+
+
 def test_classes_are_kept_for_as_long_as_they_say(tmp_path: Path) -> None:
     clocks = Clocks()
     store, agent, chat = open_store(tmp_path, clocks=clocks), Chain(1, 3), Chain(2, 3)
