@@ -23,7 +23,7 @@ from deepinfer.runtime.plan import EnginePlan
 from deepinfer.runtime.sampling_params import SamplingParams
 
 PREFILL, DECODE = 0, 1
-GREEDY, COUPLED, REJECTION, HOST = 0, 1, 2, 3
+GREEDY, COUPLED, REJECTION = 0, 1, 2
 NO_LOGPROBS = -1
 NO_TOKEN = -1
 
@@ -45,7 +45,6 @@ ROW = np.dtype([
     ("logprobs", "i4"),  # most probable tokens to report beside each chosen one; NO_LOGPROBS: none of it
     ("prompt_logprobs", "i4"),  # PREFILL: the same for the token behind each wanted row, where ids hold one
     ("reserved", "i4"),
-    ("forced", "i8"),  # DECODE in mode HOST: the anchor, which the host chose from the last logits; else NO_TOKEN
 ], align=True)
 
 # How a sequence's tokens are chosen, laid out as C does it; lists are in SequenceStart.
@@ -159,7 +158,6 @@ class StepResult:
         drafts, confidence: [seq, m] i64 and f32 (0 .. 1, NaN: the draft head states none), the block made after the
             step; ``drafted``: [seq] i32, its length.
         logprobs, prompt_logprobs: by index of the row, when asked for.
-        logits: by index of the row, [V] f32 behind the last row, in mode HOST.
         errors: by index of the row, the sentence of a row for which nothing could be chosen.
         seconds: time that the step took on the device.
     """
@@ -177,14 +175,13 @@ class StepResult:
         self.confidence = np.full((seqs, m), np.nan, np.float32)
         self.logprobs: dict[int, Logprobs] = {}
         self.prompt_logprobs: dict[int, Logprobs] = {}
-        self.logits: dict[int, NDArray[np.float32]] = {}
         self.errors: dict[int, str] = {}
         self.seconds = 0.0
 
     def clear(self) -> None:
         self.accepted[:] = self.verified[:] = self.count[:] = self.drafted[:] = 0
         self.finite[:] = True
-        for found in (self.logprobs, self.prompt_logprobs, self.logits, self.errors):
+        for found in (self.logprobs, self.prompt_logprobs, self.errors):
             found.clear()
 
 

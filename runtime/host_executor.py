@@ -21,7 +21,6 @@ from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.executor import (
     DECODE,
     GREEDY,
-    HOST,
     NO_LOGPROBS,
     NO_TOKEN,
     REJECTION,
@@ -108,7 +107,7 @@ class HostExecutor(StepQueue):
         confidence = np.full((len(rows), max(1, self._m)), np.nan, np.float32)
         for i, row in enumerate(rows):
             held = self._held[int(row["slot"])]
-            if row["kind"] == DECODE and row["forced"] == NO_TOKEN:
+            if row["kind"] == DECODE:
                 most[i] = min(int(row["rows"]) - 1, len(held.drafts))
                 confidence[i, : self._m] = held.confidence
         return share_drafts(confidence, most, budget)
@@ -124,9 +123,6 @@ class HostExecutor(StepQueue):
                                wanted=int(row["wanted"]), before=_older(step.lookback[ids]), **shared)
                 continue
             held, drafts = self._held[int(row["slot"])], int(out.verified[i])
-            if row["forced"] != NO_TOKEN:
-                held.ids.extend((int(row["forced"]),))
-                held.chooser.took(int(row["forced"]))
             n = held.n
             if held.ids.count != n + 1:
                 raise InternalError(f"slot {shared['slot']} has {n} rows and {held.ids.count} ids before a decode")
@@ -167,12 +163,6 @@ class HostExecutor(StepQueue):
         held, drafts = self._held[int(row["slot"])], int(out.verified[i])
         at = held.n + 1 if row["kind"] == DECODE else held.n
         chosen_from = logits[-drafts - 1 :]
-        if held.mode == HOST:
-            out.logits[i] = np.array(logits[-1], np.float32)
-            if row["kind"] == DECODE:
-                held.n += 1
-            out.n[i] = held.n
-            return
         tokens, found = list[int](), list[dict[int, Any]]()
         for j, raw in enumerate(chosen_from):
             if j and broken[j]:

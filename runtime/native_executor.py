@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from deepinfer.runtime.executor import (
     DECODE,
-    HOST,
     NO_LOGPROBS,
     NO_TOKEN,
     ROW,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 MOST_LOGPROBS = 20
 _POINTER, _I32 = ctypes.c_void_p, ctypes.c_int32
 _OK, _NOT_FINITE = 0, -1
-_SLOT, _LOGPROBS, _PROMPT_LOGPROBS = (list(ROW.fields or ()).index(n) for n in ("slot", "logprobs", "prompt_logprobs"))
+_LOGPROBS, _PROMPT_LOGPROBS = (list(ROW.fields or ()).index(n) for n in ("logprobs", "prompt_logprobs"))
 _NONE, _FIRST = np.zeros(0, np.intp), np.zeros(1, np.intp)
 
 
@@ -80,7 +79,7 @@ class _Slate:
     def forget(self) -> None:
         """What the last step left that the engine does not write anew: it writes all numbers of its rows."""
         r = self.result
-        if self.flawed or r.logprobs or r.prompt_logprobs or r.logits:
+        if self.flawed or r.logprobs or r.prompt_logprobs:
             r.clear()
             self.flawed = False
 
@@ -102,7 +101,6 @@ class NativeExecutor(StepQueue):
         self.plan = plan
         self._sampling: dict[int, NativeSampling] = {}
         self._known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        self._host = np.zeros(engine.slots, bool)
         self._slates: dict[int, _Slate] = {}
 
     # ---- Executor -------------------------------------------------------------------------------------------------
@@ -112,7 +110,6 @@ class NativeExecutor(StepQueue):
         output = np.array(start.output, np.int64)
         self.engine.begin(slot, how.record, prompt, output)
         self._sampling[slot], self._known[slot] = how, (prompt, output)
-        self._host[slot] = start.mode == HOST
 
     def submit(self, step: StepPlan) -> int:
         slate = self._slates.get(id(step))
@@ -147,10 +144,8 @@ class NativeExecutor(StepQueue):
         them."""
         if len(rows) == 1:
             row = rows[0].item()
-            more = (row[_LOGPROBS] != NO_LOGPROBS or row[_PROMPT_LOGPROBS] != NO_LOGPROBS or self._host[row[_SLOT]])
-            return _FIRST if more else _NONE
-        return np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) | (rows["prompt_logprobs"] != NO_LOGPROBS)
-                              | self._host[rows["slot"]])
+            return _FIRST if row[_LOGPROBS] != NO_LOGPROBS or row[_PROMPT_LOGPROBS] != NO_LOGPROBS else _NONE
+        return np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) | (rows["prompt_logprobs"] != NO_LOGPROBS))
 
     def _ask(self, asked: NDArray[np.intp], rows: NDArray[np.void], slate: _Slate) -> None:
         """What rows need that report more than tokens: the id behind the last row, room for a copy of logits."""
@@ -159,7 +154,7 @@ class NativeExecutor(StepQueue):
             row = rows[i]
             if row["kind"] != DECODE:
                 slate.behind[i] = self._known_id(int(row["slot"]), int(row["c"]) + int(row["rows"]))
-            if self._host[row["slot"]] or max(row["logprobs"], row["prompt_logprobs"]) > MOST_LOGPROBS:
+            if max(row["logprobs"], row["prompt_logprobs"]) > MOST_LOGPROBS:
                 wanted = int(row["rows"] if row["kind"] == DECODE else row["wanted"])
                 copy = slate.copies[i] = np.empty((wanted, self.plan.vocab_size), np.float32)
                 slate.logits[i] = copy.ctypes.data
@@ -171,9 +166,6 @@ class NativeExecutor(StepQueue):
             row, count = rows[i], int(out.count[i])
             if not out.finite[i]:
                 continue
-            if self._host[row["slot"]] and row["draws"]:
-                last = int(out.verified[i]) if row["kind"] == DECODE else -1
-                out.logits[i] = slate.copies[i][last]
             first = 0 if row["kind"] == DECODE else int(row["wanted"]) - 1  # of the rows that choose
             if row["logprobs"] != NO_LOGPROBS and count:
                 out.logprobs[i] = self._logprobs(i, first, out.tokens[i, :count], int(row["logprobs"]), slate)

@@ -76,7 +76,6 @@ class SequenceTable:
         self.template["rows"] = 1
         self.template["draws"] = 1
         self.template["prompt_logprobs"] = NO_LOGPROBS
-        self.template["forced"] = NO_TOKEN
         self.template["blocks"] = memory.tables.ctypes.data + np.arange(slots, dtype=np.uint64) * np.uint64(
             memory.tables.strides[0])
         self.words = words_of(self.template)

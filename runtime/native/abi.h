@@ -4,7 +4,7 @@
 #define DEEPINFER_ABI_H
 #include <stdint.h>
 
-#define DI_ABI 3
+#define DI_ABI 4
 #define DI_MAX_AXES 12   // 0 step, 1 kept, 2 wanted, 3 seq, 4.. one per compressed ratio of the launch table
 
 enum { DI_AXIS_STEP = 0, DI_AXIS_KEPT = 1, DI_AXIS_WANTED = 2, DI_AXIS_SEQ = 3, DI_AXIS_GROUPS = 4 };
@@ -51,7 +51,7 @@ typedef struct {
     int64_t num_allowed, num_bias, num_ends, num_bad;
 } DiSampling;
 
-enum { DI_GREEDY = 0, DI_COUPLED = 1, DI_REJECTION = 2, DI_HOST = 3 };
+enum { DI_GREEDY = 0, DI_COUPLED = 1, DI_REJECTION = 2 };
 
 enum {
     DI_DRAW_NONE = 0,   // nothing
@@ -116,7 +116,6 @@ typedef struct {
     int32_t logprobs;         // most probable tokens to report with each token; -1: none of it
     int32_t prompt_logprobs;  // the same for the given token behind each wanted row of a prefill
     int32_t reserved;
-    int64_t forced;           // decode: the last token, where the caller chose it; else -1
 } DiRow;
 
 typedef struct {

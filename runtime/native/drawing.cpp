@@ -9,7 +9,7 @@
 #include "engine.h"
 #include "fault.h"
 
-static_assert(sizeof(DiRow) == 104, "ROW of runtime/executor.py");
+static_assert(sizeof(DiRow) == 96, "ROW of runtime/executor.py");
 static_assert(sizeof(DiSampling) == 152, "RECORD of runtime/native_sampling.py");
 static_assert(sizeof(DiDraw) == 112, "DRAW of tests/cpu/test_kernels_draw.py");
 
@@ -87,17 +87,11 @@ int32_t DiEngine::resolve(const DiWork& work, const DiOutcome& out) {
         out.verified[i] = 0;
         drawing_.confidence[(size_t)i] = slot_states_.confidence(r.slot);
         if (!r.decode) continue;
-        if (r.forced >= 0) {
-            if (r.forced >= table_.sequence.vocab) {
-                fail(DI_BAD_CALL, "sequence %d of the batch: there is no token %lld", i, (long long)r.forced);
-            }
-            slot_states_.take(r.slot, &r.forced, 1);
-        }
         if (h.n < 0 || h.t != h.n + 1) {
             fail(DI_BAD_CALL, "sequence %d of the batch: slot %d has %lld rows and %lld ids before a decode", i, r.slot,
                  (long long)h.n, (long long)h.t);
         }
-        if (slot_states_.how(r.slot).mode != DI_HOST) out.verified[i] = std::max(0, std::min(r.rows - 1, h.drafted));
+        out.verified[i] = std::max(0, std::min(r.rows - 1, h.drafted));
     }
     share_drafts(work.count, work.budget, drawing_.confidence.data(), out.verified, drawing_.shares);
     int64_t row = 0;
@@ -160,7 +154,7 @@ void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
         }
         for (int32_t w = 0; w < s.wanted; ++w, ++row) {
             DiDraw& d = drawing_.draws[(size_t)row] = DiDraw{};
-            const bool draws = r.draws && how.mode != DI_HOST && (r.decode || w == s.wanted - 1);
+            const bool draws = r.draws && (r.decode || w == s.wanted - 1);
             if (!draws) {  // the token is given, or only whether the logits are numbers is asked for
                 const int64_t at = s.rows - s.wanted + w + 1;
                 const int64_t behind = r.decode ? -1 : at < s.rows ? work.token_ids[r.first + at] : work.behind[i];
@@ -209,7 +203,7 @@ void DiEngine::accept(const DiRow& r, int32_t i, const int64_t* tokens, const Di
         out.status[i] = -1;
         return;
     }
-    if (!r.draws || slot_states_.how(r.slot).mode == DI_HOST) {
+    if (!r.draws) {
         if (r.decode) out.n[i] = ++h.n;
         return;
     }

@@ -25,7 +25,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec, Operand
 from deepinfer.codegen.package.interface import Interface, Value
 from deepinfer.codegen.plan.sequence_state import SequenceState
 from deepinfer.runtime.batch import Batch
-from deepinfer.runtime.executor import COUPLED, DECODE, GREEDY, NO_LOGPROBS, NO_TOKEN, PREFILL, SequenceStart, StepPlan
+from deepinfer.runtime.executor import COUPLED, DECODE, GREEDY, NO_LOGPROBS, PREFILL, SequenceStart, StepPlan
 from deepinfer.runtime.native.build import LIBRARY, build_runner
 from deepinfer.runtime.native_engine import NativeEngine
 from deepinfer.runtime.native_executor import NativeExecutor
@@ -106,7 +106,7 @@ class Bench:
         step.clear()
         rows = step.rows[:n]
         rows[:] = np.zeros((), rows.dtype)
-        rows["slot"], rows["kind"], rows["rows"], rows["forced"] = np.arange(n), kind, 1 + drafts, NO_TOKEN
+        rows["slot"], rows["kind"], rows["rows"] = np.arange(n), kind, 1 + drafts
         rows["draws"], rows["want_draft"] = 1, int(drafts > 0)
         rows["logprobs"] = rows["prompt_logprobs"] = NO_LOGPROBS
         if kind == PREFILL:

@@ -15,7 +15,6 @@ from deepinfer.runtime.executor import (
     DECODE,
     GREEDY,
     NO_LOGPROBS,
-    NO_TOKEN,
     PREFILL,
     Executor,
     SequenceStart,
@@ -86,7 +85,6 @@ class Stepper:
             row = step.rows[i]
             row["logprobs"] = row["prompt_logprobs"] = NO_LOGPROBS
             row["c"] = row["floor"] = row["start_step"] = row["start_kept"] = row["mask"] = row["want_draft"] = 0
-            row["forced"] = NO_TOKEN
             for name, value in given.items():
                 if name == "mask":
                     step.masks[i] = value
