@@ -15,7 +15,7 @@ import click
 from deepinfer.cli.failure import Command
 from deepinfer.cli.placement import placement_options
 from deepinfer.cli.subject import resolve_subject
-from deepinfer.errors import RequestError
+from deepinfer.errors import ArtifactError, RequestError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,13 +66,14 @@ def main(subject: str, checkpoint: str | None, text_file: Path | None, turns: in
     from deepinfer.runtime.llm import LLM
     from deepinfer.runtime.replay_drift import measure
 
+    text = default_text() if text_file is None else _read(text_file)
     found = resolve_subject(subject, checkpoint, {"max_model_len": max_model_len, "max_num_seqs": None})
     if found.compile is not None:
         found.compile.make()
     interactive = sys.stderr.isatty()
     with LLM(found.engine, found.checkpoint, threads=threads, cpus=cpus, numa=numa, prefix_cache=False,
              progress=interactive) as llm:
-        ids = _ids(llm, text_file)[: max_model_len or llm.plan.max_model_len]
+        ids = _ids(llm, text)[: max_model_len or llm.plan.max_model_len]
 
         def shown(turns: range) -> Iterable[int]:
             from rich.console import Console
@@ -97,8 +98,14 @@ def main(subject: str, checkpoint: str | None, text_file: Path | None, turns: in
         console.print(table)
 
 
-def _ids(llm: LLM, file: Path | None) -> list[int]:
-    text = default_text() if file is None else file.read_text(encoding="utf-8", errors="replace")
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError("the text cannot be read", where=file, found=error, allowed="UTF-8") from None
+
+
+def _ids(llm: LLM, text: str) -> list[int]:
     if llm.core.text is None:
         raise RequestError("a text needs a tokenizer", where="--text",
                            next_step="put tokenizer.json beside the weights")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,13 @@ def test_what_cannot_be_measured_is_said_in_a_sentence(llm: LLM) -> None:
         check_plan(plan, 3)
     with pytest.raises(PlanError, match="three sequences"):
         check_plan(replace(plan, max_num_seqs=2), plan.least_keep)
+
+
+def test_a_text_that_is_not_utf8_is_a_sentence_that_names_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    done = CliRunner().invoke(command, ["drift", str(tmp_path), "--text", str(tmp_path / "latin.txt")])
+    assert done.exit_code == 5 and "latin.txt: the text cannot be read" in done.output
+    assert "0xfc in position 1" in done.output and len(done.output.splitlines()) == 1
 
 
 def test_the_command_prints_tables_or_one_json_object() -> None:
