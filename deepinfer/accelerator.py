@@ -40,13 +40,15 @@ class Choice:
 @dataclass(frozen=True)
 class Backend:
     """What a package under `deepinfer.backends` announces: the targets it serves, whether it compiles for them
-    (`built`), those whose engines do not run yet, the kind of runner that its engines hold, and the variable that
-    has them run on a stand-in for their device."""
+    (`built`), those whose engines do not run yet, those whose engines nobody has run on a device, which have to be
+    asked for, the kind of runner that its engines hold, and the variable that has them run on a stand-in for their
+    device."""
 
     name: str
     targets: tuple[str, ...]
     built: bool
     compiled_only: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
     runner: str = "host"
     stand_in: str = ""
 
@@ -64,7 +66,8 @@ def backends() -> list[Backend]:
         if not isinstance(getattr(module, "BUILT", None), bool):
             raise InternalError(f"backends/{entry.name}/__init__.py defines TARGETS but no BUILT: bool")
         found.append(Backend(entry.name, tuple(module.TARGETS), module.BUILT, getattr(module, "COMPILED_ONLY", ()),
-                             getattr(module, "RUNNER", "host"), getattr(module, "STAND_IN", "")))
+                             getattr(module, "UNPROVEN", ()), getattr(module, "RUNNER", "host"),
+                             getattr(module, "STAND_IN", "")))
     return sorted(found, key=lambda backend: backend.name)
 
 
@@ -83,6 +86,11 @@ def runnable_targets() -> list[str]:
     """The targets that are built and whose engines run, best first."""
     waiting = {target for backend in backends() for target in backend.compiled_only}
     return [target for target in built_targets() if target not in waiting]
+
+
+def unproven_targets() -> set[str]:
+    """The targets for which no engine has run on a device yet: nobody gets them without asking."""
+    return {target for backend in backends() for target in backend.unproven}
 
 
 def backend_of(target: str) -> Backend:
@@ -240,12 +248,14 @@ def _found_device() -> str | None:
 
 def _best_found() -> Choice:
     found, built = _found_device(), runnable_targets()
-    if found is not None and found in built:
+    if found is not None and found in built and found not in unproven_targets():
         return Choice(found, f"a device for {found} is here")
     if "cpu" not in built:
         raise SpecError("no backend of this version is built", where="backends", allowed=built)
     if found is not None:
-        return Choice("cpu", f"a device for {found} is here, but engines for it do not run yet")
+        state = f"no engine for it has run on one yet; --target {found} takes it" if found in built else (
+            "engines for it do not run yet")
+        return Choice("cpu", f"a device for {found} is here, but {state}")
     capability = nvidia_device().capability
     if capability is not None:
         found_clause = "the NVIDIA device here has compute capability {}.{}".format(*capability)

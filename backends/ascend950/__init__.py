@@ -2,6 +2,6 @@
 
 TARGETS = ("ascend950",)
 BUILT = True
-COMPILED_ONLY = TARGETS  # no engine for it has run on a device
+UNPROVEN = TARGETS  # no engine for it has run on a device
 RUNNER = "ascend"
 STAND_IN = "DEEPINFER_ASCEND_TWIN"  # set, engines run on the CPU twin

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,17 @@ def _toolkit(compiler: str) -> str:
     return ""
 
 
-def build(tools: Toolchain, texts: Mapping[str, str], *, jobs: int, cache: Cache) -> Entry:
-    """One binary of all kernels (entry.files[BINARY]); ``texts``: by symbol. Raises ToolchainError with the compiler's
-    first complaint."""
+def build(tools: Toolchain, texts: Mapping[str, str], *, jobs: int, cache: Cache,
+          progress: Callable[[str], None] = lambda _: None) -> Entry:
+    """One binary of all kernels (entry.files[BINARY]); ``texts``: by symbol; ``progress`` is told each that is ready.
+    Raises ToolchainError with the compiler's first complaint."""
+    def one(symbol: str) -> Path:
+        made = _object(tools, symbol, texts[symbol], cache)
+        progress(symbol)
+        return made
+
     with ThreadPoolExecutor(max(1, jobs)) as pool:
-        objects = list(pool.map(lambda s: _object(tools, s, texts[s], cache), sorted(texts)))
+        objects = list(pool.map(one, sorted(texts)))
     key = {"kind": "ascend binary", "linker": tools.version, "flags": LINK_FLAGS,
            "objects": [file_digest(p) for p in objects]}
 

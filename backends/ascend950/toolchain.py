@@ -35,12 +35,17 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
     store = cache or Cache()
     asked = {s.symbol for s in kernels}
     kernels.append(commit.source())
-    twin = build_twin({s.symbol: s.text for s in kernels},
-                      {s.symbol: [(t.function, t.kind) for t in s.stages] for s in kernels}, jobs=jobs, cache=store,
-                      progress=lambda symbol: progress(symbol) if progress is not None and symbol in asked else None)
-    compilers, tools, made = {"g++": TwinBuild(store).version}, bisheng.find(), twin
-    if tools is not None:
-        made = bisheng.build(tools, {s.symbol: s.text for s in kernels}, jobs=jobs, cache=store)
+    texts, tools, compilers = {s.symbol: s.text for s in kernels}, bisheng.find(), {"g++": TwinBuild(store).version}
+
+    def ready(symbol: str) -> None:
+        if progress is not None and symbol in asked:
+            progress(symbol)
+
+    if tools is None:
+        stages = {s.symbol: [(t.function, t.kind) for t in s.stages] for s in kernels}
+        made = build_twin(texts, stages, jobs=jobs, cache=store, progress=ready)
+    else:
+        made = bisheng.build(tools, texts, jobs=jobs, cache=store, progress=ready)
         compilers["bisheng"] = tools.version
     binary = made.files[LIBRARY if tools is None else bisheng.BINARY]
     packed = _pack(store, target, kernels, binary, compiled=tools is not None)

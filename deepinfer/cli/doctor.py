@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 import deepinfer
-from deepinfer.accelerator import built_targets, known_targets, resolve_target, runnable_targets
+from deepinfer.accelerator import built_targets, known_targets, resolve_target, runnable_targets, unproven_targets
 from deepinfer.cli.failure import Command
 from deepinfer.devices import ascend_device, nvidia_device
 from deepinfer.errors import DeepInferError
@@ -54,7 +54,8 @@ def findings() -> list[Finding]:
         lacking = misses(target)
         found += [Finding(f"target {target}", "error" if m.needed else "note", m.sentence) for m in lacking]
         if not lacking:
-            runs = "" if target in runnable_targets() else "; this version does not run engines for it"
+            runs = "; this version does not run engines for it" if target not in runnable_targets() else (
+                "; no engine for it has run on a device yet" if target in unproven_targets() else "")
             found.append(Finding(f"target {target}", "ok", f"can be compiled here{runs}"))
     unbuilt = [t for t in known_targets() if t not in built_targets()]
     if unbuilt:

@@ -21,10 +21,11 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         capability: tuple[int, int] | None = None,
         soc: str | None = None,
         built: tuple[str, ...] = EVERYTHING,
+        unproven: tuple[str, ...] = (),
         accelerator_variable: str | None = None,
     ) -> None:
         families = {"ascend950": ("ascend950",), "cpu": ("cpu",), "cuda_sm100": ("sm100", "sm90")}
-        announced = [Backend(name, t, all(x in built for x in t)) for name, t in families.items()]
+        announced = [Backend(name, t, all(x in built for x in t), unproven=unproven) for name, t in families.items()]
         monkeypatch.setattr(accelerator, "backends", lambda: announced)
         monkeypatch.setattr(accelerator, "nvidia_device", lambda: NvidiaDevice(capability, "there is none"))
         monkeypatch.setattr(accelerator, "ascend_device", lambda: AscendDevice(soc, "there is none"))
@@ -72,6 +73,16 @@ def test_unset_takes_the_best_target_found_that_is_built(
     choice = resolve_target()
     assert choice.target == target
     assert why in choice.reason
+
+
+def test_a_target_that_nobody_has_run_has_to_be_asked_for(machine) -> None:
+    here = {"soc": "Ascend950PR_9589", "unproven": ("ascend950",)}
+    machine(**here)
+    choice = resolve_target()
+    assert choice.target == "cpu" and "no engine for it has run on one yet" in choice.reason
+    require_runnable("ascend950", "an_engine")  # its device is here
+    machine(**here, accelerator_variable="ascend")
+    assert resolve_target().target == "ascend950"
 
 
 def test_an_empty_variable_counts_as_unset(machine) -> None:

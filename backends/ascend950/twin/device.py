@@ -16,15 +16,16 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall
           "-Wl,--build-id=none", f"-Wl,-soname,{LIBRARY}")
 
 
-def build_runtime(store: Cache | None = None) -> Entry:
-    """The stand-in for ``libascendcl.so`` (entry.files[LIBRARY])."""
+def build_runtime(store: Cache | None = None, chip: str = "") -> Entry:
+    """The stand-in for ``libascendcl.so`` (entry.files[LIBRARY]). ``chip``: name of the device that it claims to be."""
     compiler, store = cxx_compiler(), store or Cache()
     source = _HERE / "acl.cpp"
-    key = {"kind": "ascend twin runtime", "compiler": compiler_name(compiler), "flags": _FLAGS,
+    flags = (*_FLAGS, *((f'-DDI_SOC="{chip}"',) if chip else ()))
+    key = {"kind": "ascend twin runtime", "compiler": compiler_name(compiler), "flags": flags,
            "source": file_digest(source)}
 
     def make(folder: Path) -> None:
-        command = [compiler, *_FLAGS, source.name, "-ldl", "-o", str(folder / LIBRARY)]
+        command = [compiler, *flags, source.name, "-ldl", "-o", str(folder / LIBRARY)]
         run_compiler(command, _HERE, LIBRARY, store.root)
 
     return store.fetch(key, make)

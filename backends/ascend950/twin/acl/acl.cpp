@@ -13,6 +13,9 @@
 #include <string>
 #include <vector>
 
+#ifndef DI_SOC
+#define DI_SOC "Ascend950-twin"
+#endif
 #define DI_OUT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -71,7 +74,7 @@ DI_OUT int aclrtSetDevice(int32_t device) {
     return DONE;
 }
 DI_OUT int aclrtResetDevice(int32_t) { return DONE; }
-DI_OUT const char* aclrtGetSocName() { return "Ascend950-twin"; }
+DI_OUT const char* aclrtGetSocName() { return DI_SOC; }
 DI_OUT int aclrtGetDeviceInfo(uint32_t, int attribute, int64_t* value) {
     if (attribute != 101 && attribute != 102 && attribute != 201) return wrong(WRONG_ARGUMENT, "an unknown attribute");
     *value = attribute == 201 ? VECTOR_CORES : AI_CORES;
