@@ -47,6 +47,15 @@ class Pool:
             raise InternalError(f"{self.what} {unit} is shared and nobody holds it")
         self._holders[unit] += 1
 
+    def share_all(self, units: list[int]) -> None:
+        """One more holder of each of several different units, all of them held."""
+        if not units:
+            return
+        holders = self._holders[units]
+        if not holders.all():
+            raise InternalError(f"{self.what}s among {units[:8]} are shared and nobody holds them")
+        self._holders[units] = holders + 1
+
     def give_back(self, unit: int) -> None:
         """One holder less; the last one frees the unit."""
         if not self._holders[unit]:
@@ -68,6 +77,10 @@ class Pool:
     def shared(self, unit: int) -> bool:
         """Whether more than one holds the unit."""
         return bool(self._holders[unit] > 1)
+
+    def alone(self, units: list[int]) -> int:
+        """How many of the units have no more than one holder."""
+        return int(np.count_nonzero(self._holders[units] <= 1))
 
     def held_once(self, of: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[size] the units among ``of`` that have one holder."""

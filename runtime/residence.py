@@ -98,8 +98,8 @@ class Residence:
         if s.spilled is not None:
             whole, kept = max(whole, len(s.spilled.blocks) + spare), len(s.spilled.kept)
         need = whole - len(hit.blocks) - kept
-        only_cached = sum(not memory.blocks.shared(b) for b in hit.blocks)
-        if memory.free_blocks + self.prefix.evictable - only_cached < need:
+        if memory.free_blocks < need and (  # blocks of the hit that only the cache holds do not become free
+                memory.free_blocks + self.prefix.evictable - memory.blocks.alone(list(hit.blocks)) < need):
             return self.enter(s, spare) if not spare and self._make_room(whole - kept, s) else Entry.FULL
         if s.spilled is not None:
             self._resume(s, need)

@@ -98,6 +98,7 @@ class MemoryCache:
         self.windows = WindowPool(plan, snapshots if plan.resume_bytes else 0)
         self.window_link = None if window_tier is None else WindowLink(plan, window_tier, self.windows)
         self._progress: dict[Sequence, Progress] = {}
+        self._adopted: dict[Sequence, tuple[Node, ...]] = {}  # by sequences that have run no row since
         self._chains: WeakKeyDictionary[Sequence, BlockChain] = WeakKeyDictionary()
         self._useless: set[tuple[int, int]] = set()  # order and answer of requests
 
@@ -203,14 +204,17 @@ class MemoryCache:
     def adopt(self, hit: Hit, s: Sequence) -> None:
         """See ``PrefixCache``."""
         assert s.holding is not None and isinstance(hit.found, Found)
-        road, nodes = hit.found.road, hit.found.nodes
-        for block in hit.blocks:
-            self.tree.pool.share(block)
-            s.holding.append(block)
+        road, nodes, blocks = hit.found.road, hit.found.nodes, list(hit.blocks)
+        self.tree.pool.share_all(blocks)
+        s.holding.extend(blocks)
         self.tree.touch(nodes)
-        for node in nodes:
-            self.counters.tiers.add(self.plan.block_tokens, label="store" if node.loaded else "memory")
+        loaded = [node for node in nodes if node.loaded]
+        for tier, count in (("store", len(loaded)), ("memory", len(nodes) - len(loaded))):
+            if count:
+                self.counters.tiers.add(count * self.plan.block_tokens, label=tier)
+        for node in loaded:
             node.loaded = False
+        self._adopted[s] = nodes
         if road.windows:
             node = nodes[road.start // self.plan.block_tokens - 1]
             self.windows.restore(node.windows, s.holding.slot, road.start)
@@ -235,7 +239,8 @@ class MemoryCache:
         s.clock.pub = max(s.clock.pub, full)
         if self.link is not None:
             self.link.poll()
-        self._keep_windows(s, progress)
+        if self.windows.units:
+            self._keep_windows(s, progress)
 
     def _begin(self, s: Sequence) -> Progress:
         """A sequence that got memory: after a hit, cold, forked or resumed."""
@@ -248,11 +253,15 @@ class MemoryCache:
         edges = edges_to_keep(plan, clock.prompt_end, kept_rows(plan, replay, exact))
         edges = tuple(sorted({*edges, *(r.floor for r in own if not inexact(plan, r))}))
         known = s.known_ids()[: clock.n]
+        nodes = self._adopted.pop(s, ())
         progress = Progress(self._chain(s, known), history,
-                            tuple(at for at in edges if at >= first_edge) if self.windows.units else (), first_edge)
-        ids = id_bytes(known)
-        while progress.settled < clock.h // plan.block_tokens and not progress.closed:
-            self._settle(s, progress, ids)  # adopted blocks are there
+                            tuple(at for at in edges if at >= first_edge) if self.windows.units else (), first_edge,
+                            settled=len(nodes), last=nodes[-1] if nodes else None)
+        adopted = clock.h // plan.block_tokens
+        if progress.settled < adopted:  # by who it was forked from, or before its memory went to the host
+            ids = id_bytes(known)
+            while progress.settled < adopted and not progress.closed:
+                self._settle(s, progress, ids)
         self._progress[s] = progress
         return progress
 
@@ -293,7 +302,7 @@ class MemoryCache:
         clock, size = s.clock, self.plan.block_tokens
         decoding = clock.row >= clock.prompt_end
         at = clock.row // size * size if decoding else clock.row
-        if at % size or at < max(1, p.first_edge) or not self.windows.units or p.settled < at // size:
+        if at % size or at < max(1, p.first_edge) or p.settled < at // size:
             return
         if clock.w - at > self.windows.slack or not (decoding or (at in p.edges and not self._busy(s.holding.slot))):
             return
@@ -339,6 +348,7 @@ class MemoryCache:
     # ---- memory ----------------------------------------------------------------------------------------------
     def released(self, s: Sequence) -> None:
         """See ``PrefixCache``."""
+        self._adopted.pop(s, None)
         progress = self._progress.pop(s, None)
         if progress is None:
             return

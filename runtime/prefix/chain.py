@@ -9,7 +9,7 @@ that nobody finds the keys of a tenant whose salt they do not know.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,14 +53,16 @@ def chain_keys(salt: bytes, ids: Ids, block: int, parent: bytes | None = None,
 
     Returns: V16 [t // B].
     """
-    count = len(ids) // block
-    data = np.ascontiguousarray(ids[: count * block], dtype=_ID).tobytes()
-    width, hashed, more = block * _ID.itemsize, xxhash.xxh3_128_digest, extra or {}
-    key, keys = salt if parent is None else parent, []
-    for index, at in enumerate(range(0, count * width, width)):
-        key = hashed(key + data[at : at + width] + more[index] if index in more else key + data[at : at + width])
-        keys.append(key)
-    return np.frombuffer(b"".join(keys), dtype=KEYS)
+    return np.frombuffer(b"".join(_keys(salt if parent is None else parent, ids, block, extra or {})), dtype=KEYS)
+
+
+def _keys(key: bytes, ids: Ids, block: int, extra: Mapping[int, bytes]) -> Iterator[bytes]:
+    """Keys of the full blocks of ``ids`` behind ``key``; see ``chain_keys``."""
+    width, hashed = block * _ID.itemsize, xxhash.xxh3_128_digest
+    data = np.ascontiguousarray(ids[: len(ids) // block * block], dtype=_ID).tobytes()
+    for index, at in enumerate(range(0, len(data), width)):
+        key = hashed(key + data[at : at + width] + extra.get(index, b""))
+        yield key
 
 
 class BlockChain:
@@ -106,7 +108,7 @@ class BlockChain:
         part = ids[(done - first) * self.block:]
         if len(part) >= self.block:
             later = {index - done: value for index, value in (extra or {}).items() if index >= done}
-            self._keys += [k.tobytes() for k in chain_keys(self.salt, part, self.block, self.parent(done), later)]
+            self._keys += _keys(self.parent(done), part, self.block, later)
 
     def truncate(self, blocks: int) -> None:
         """Forget all but the first ``blocks`` keys: the sequence was cut."""

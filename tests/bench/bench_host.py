@@ -8,6 +8,8 @@ The first measures everything that the host does in a step except making text: m
 stops, counters, but not what stands in for the device. `host` is that time, `host_cpu` the processor's part of it (on
 a shared machine the difference is others' work), and `exposed` is how long the engine had nothing to do between two
 steps. Requests arrive at random times, 16 a second, and are so long that the given number of sequences runs.
+`phases_ms` says where the time goes, in all steps (median) and in the slowest hundredth (mean): `messages` in, `plan`
+with requests that enter, `results` with answers that end, `send`, and the `rest`.
 
 The second puts one prompt of a million tokens beside 32 sequences that decode, on an engine whose steps cost 4 ms and
 1 us for each prompt row, and compares the time between two tokens of the 32 with and without it. Its clock is virtual:
@@ -17,10 +19,11 @@ nothing sleeps.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from deepinfer.runtime.prefix.cache import MemoryCache
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.server import wire
 from deepinfer.runtime.server.engine_loop import EngineLoop
+from deepinfer.runtime.server.garbage import spare_what_was_loaded
 
 STEP_SECONDS = 4e-3
 ARRIVALS = 16.0
@@ -46,6 +50,55 @@ def make(lag: int, sequences: int, drafts: int, executor: type[NullExecutor] = N
     runs = executor(plan, how.pop("cost"), now=now)
     return EngineCore(plan, NullEngine(), slots=sequences, blocks=how.pop("blocks", sequences * 64), ends=(1,), seed=1,
                       lag=lag, executor=runs, now=now, **how)
+
+
+ENGINE = "engine"  # the phase that stands in for the device
+
+
+class Phases:
+    """Wall seconds of the parts of each step; parts inside of others are left out of those. ``worked``: processor's
+    seconds of the whole step without the engine's."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.worked: list[float] = []
+        self._now: dict[str, float] = {}
+        self._inner = self._engine = 0.0
+
+    def watch(self, holder: Any, method: str, name: str) -> None:
+        """Count what calls of the method take as ``name``."""
+        setattr(holder, method, partial(self.timed, name, getattr(holder, method)))
+
+    def timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        outer, self._inner = self._inner, 0.0
+        began, worked = time.perf_counter(), time.thread_time()
+        try:
+            return call(*arguments)
+        finally:
+            took = time.perf_counter() - began
+            if name == ENGINE:
+                self._engine += time.thread_time() - worked
+            self._now[name] = self._now.get(name, 0.0) + took - self._inner
+            self._inner = outer + took
+
+    def step(self, turn: Callable[[], None]) -> None:
+        """One step: ``turn`` does all of it."""
+        self._now, self._engine, worked = {}, 0.0, time.thread_time()
+        self.timed("rest", turn)
+        self.worked.append(time.thread_time() - worked - self._engine)
+        self.steps.append(self._now)
+
+    def seconds(self) -> list[float]:
+        """Of each step, without the engine's."""
+        return [sum(took for name, took in step.items() if name != ENGINE) for step in self.steps]
+
+    def table(self) -> dict[str, dict[str, float]]:
+        """In ms by part: the median of all steps, and the mean of the slowest hundredth."""
+        slowest = np.argsort(self.seconds())[-max(1, len(self.steps) // 100):]
+        parts = sorted({name for step in self.steps for name in step} - {ENGINE})
+        found = {name: 1e3 * np.array([step.get(name, 0.0) for step in self.steps]) for name in parts}
+        return {name: {"p50": round(float(np.median(ms)), 3), "slowest": round(float(ms[slowest].mean()), 3)}
+                for name, ms in found.items()}
 
 
 class Sink:
@@ -64,22 +117,6 @@ def host(loop: str, sequences: int, steps: int, drafts: int, server: bool, cache
     rng = np.random.default_rng(0)
     runs = core.executor
     assert isinstance(runs, NullExecutor)
-    waited = [0.0]
-
-    def sleep(seconds: float) -> None:
-        began = time.perf_counter()
-        time.sleep(max(0.0, seconds))
-        waited[0] += time.perf_counter() - began
-    runs.sleep = sleep  # type: ignore[method-assign]
-    hashed, run = [0.0, 0.0], runs._run
-
-    def timed(*arguments: Any) -> float:
-        began, worked = time.perf_counter(), time.thread_time()
-        seconds = run(*arguments)
-        hashed[0] += time.perf_counter() - began
-        hashed[1] += time.thread_time() - worked
-        return seconds
-    runs._run = timed  # type: ignore[method-assign]
     answer = int(sequences / ARRIVALS / STEP_SECONDS * (1 if not drafts else 3))
     process = EngineLoop(core, Sink())  # type: ignore[arg-type]
     count = 0
@@ -100,28 +137,30 @@ def host(loop: str, sequences: int, steps: int, drafts: int, server: bool, cache
         core.step()
     for _ in range(50):
         core.step()
-    gc.collect()
-    gc.freeze()
-    times, cpu, rows = [], [], []
+    spare_what_was_loaded()
+    phases, rows = Phases(), []
+    for holder, method, name in ((runs, "sleep", ENGINE), (runs, "_run", ENGINE), (core.scheduler, "schedule", "plan"),
+                                 (core.loop.results, "take", "results"), (process, "_flush", "send")):
+        phases.watch(holder, method, name)
     next_arrival = time.perf_counter()
     first_gap = len(runs.gaps)
-    for _ in range(steps):
-        waited[0] = hashed[0] = hashed[1] = 0.0
-        began, worked = time.perf_counter(), time.thread_time()
+
+    def turn() -> None:
+        nonlocal next_arrival
+        began = time.perf_counter()
         while began >= next_arrival:
-            arrive(answer)
+            phases.timed("messages", arrive, answer)
             next_arrival += rng.exponential(1 / ARRIVALS)
         core.step()
         if server:
             process._flush()
-        times.append(time.perf_counter() - began - waited[0] - hashed[0])
-        cpu.append(time.thread_time() - worked - hashed[1])
+    for _ in range(steps):
+        phases.step(turn)
         rows.append(len(core.scheduler.running))
-    gc.unfreeze()
     return {"what": "host", "loop": loop, "sequences": sequences, "running_mean": round(float(np.mean(rows)), 1),
             "drafts": drafts, "messages": server, "prefix": cached, "steps": steps, "arrivals_per_second": ARRIVALS,
-            "step_ms": STEP_SECONDS * 1e3, "host_ms": shares(times), "host_cpu_ms": shares(cpu),
-            "exposed_ms": shares(runs.gaps[first_gap:])}
+            "step_ms": STEP_SECONDS * 1e3, "host_ms": shares(phases.seconds()), "host_cpu_ms": shares(phases.worked),
+            "exposed_ms": shares(runs.gaps[first_gap:]), "phases_ms": phases.table()}
 
 
 def shares(seconds: list[float]) -> dict[str, float]:

@@ -128,6 +128,28 @@ plans = st.builds(small_plan, window=st.sampled_from((8, 32)), block=st.sampled_
                   ratio=st.sampled_from((1, 2, 4)), drafts=st.sampled_from((0, 1, 5)), lag=st.sampled_from((0, 1)))
 
 
+class BlockByBlock(MemoryCache):
+    """Compares how far a sequence is published with what is found for one that was forked or resumed."""
+
+    compared = 0
+
+    def _begin(self, s: Any) -> Progress:
+        nodes = self._adopted.get(s)
+        progress = super()._begin(s)
+        if nodes:
+            other = super()._begin(s)
+            found = [(p.settled, p.last, p.closed, p.pins, p.edges) for p in (progress, other)]
+            assert found[0] == found[1], "adopted blocks are not where the chain says"
+            BlockByBlock.compared += 1
+        return progress
+
+
+def test_adopted_blocks_count_as_published_as_a_walk_over_them_finds() -> None:
+    for seed in range(4):
+        Traffic(small_plan(), seed, blocks=48, snapshots=6, cache=BlockByBlock).run(60)
+    assert BlockByBlock.compared > 20
+
+
 @settings(max_examples=10)
 @given(plans, st.integers(0, 10**6), st.integers(0, 12), st.sampled_from((0, 1, 3, 20)))
 def test_answers_are_those_of_their_replay_logs(plan: EnginePlan, seed: int, more: int, snapshots: int) -> None:
