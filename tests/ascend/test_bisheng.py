@@ -114,7 +114,7 @@ def test_a_complaint_of_the_compiler_names_the_kernel(path: Path, tmp_path: Path
 
 def test_an_engine_holds_the_device_binary_where_there_is_one(path: Path, tmp_path: Path) -> None:
     kernels = [draw()]
-    twin = compile_sources("ascend950", kernels, jobs=2, cache=Cache(tmp_path / "cache"))
+    twin = compile_sources("ascend950", kernels, jobs=2)
     assert not twin.compiled and json.loads(twin.files["kernels.json"].read_text())["compiled"] == 0
     stand_in(path)
     device = compile_sources("ascend950", kernels, jobs=2, cache=Cache(tmp_path / "cache"))

@@ -32,6 +32,7 @@ class Scene:
     profile: str = "bf16"
     keep: int | None = None
     wanted: int | None = None
+    formats: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.case}-{self.entry}-{self.prompt}+{self.rows}-{self.profile}"
@@ -41,7 +42,8 @@ SCENES = [Scene("v41_c_quant", 141, 6, keep=4, wanted=3), Scene("v4_mtp", 20, 4,
 LONG = [Scene("v41_c_quant", 141, 6, "step", "wide", 4, 3), Scene("v41_c_quant", 130, 5, "draft"),
         Scene("v4_mtp", 20, 9, profile="wide"), Scene("v41_a_f32", 0, 33, profile="wide"),
         Scene("v41_b_bf16", 131, 40), Scene("v4_case_a", 70, 20, profile="wide"),
-        Scene("v4_case_b", 131, 30, profile="wide"), Scene("v4_case_d", 60, 40, profile="wide")]
+        Scene("v4_case_b", 131, 30, profile="wide"), Scene("v4_case_d", 60, 40, profile="wide"),
+        Scene("v4_case_d", 29, 8, profile="wide", formats=(("cache_format", "spec"), ("act_format", "spec")))]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,7 @@ def fused_for_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernels(scene: Scene) -> tuple[RegionRunner, list[Kernel]]:
     """The runner of a scene and its distinct kernels."""
     runner, found = regions_of(load_case(scene.case), scene.prompt, scene.rows, scene.entry, keep=scene.keep,
-                               wanted=scene.wanted, options={"profile": scene.profile})
+                               wanted=scene.wanted, options={"profile": scene.profile, **dict(scene.formats)})
     runner.launch = run
     return runner, list({k.spec.digest(): k for k in found}.values())
 

@@ -3,6 +3,22 @@
 #define DI_ARRAYS_H
 
 // ---- whole arrays ----------------------------------------------------------------------------------------------------
+// The largest magnitude of each element's group among n elements, for register c of them. Groups of more than 64 elements
+// are made of whole registers.
+DI_V vector_float di_magnitudes(__ubuf__ float* x, uint32_t c, uint32_t n, uint32_t group) {
+    const uint32_t span = group > 64 ? group / 64 : 1, first = c / span * span;
+    vector_bool all = di_all();
+    vector_float a, v;
+    asc_duplicate_scalar(a, 0.0f, all);
+    uint32_t left = n - first * 64;
+    for (uint16_t r = 0; r < span && r * 64 < n - first * 64; ++r) {
+        vector_bool m = asc_update_mask_b32(left);
+        asc_loadalign(v, x + (first + r) * 64);
+        asc_abs(v, v, m);
+        asc_max(a, a, v, all);
+    }
+    return di_group_max(a, group, n - first * 64, all);
+}
 // The values n elements have once they are stored in groups.
 __simd_vf__ inline void di_quantise(DiFormat f, __ubuf__ float* x, __ubuf__ float* y, uint32_t n, uint32_t group) {
     uint32_t left = n;
@@ -12,8 +28,7 @@ __simd_vf__ inline void di_quantise(DiFormat f, __ubuf__ float* x, __ubuf__ floa
         vector_float v, a, q, s;
         vector_uint32_t byte;
         asc_loadalign(v, x + c * 64);
-        asc_abs(a, v, m);
-        a = di_group_max(a, group, n - c * 64, m);
+        a = di_magnitudes(x, c, n, group);
         di_scale(f, a, byte, s, m);
         asc_div(q, v, s, m);
         q = di_value(f, di_code(f, q, m), m);
@@ -44,8 +59,7 @@ __simd_vf__ inline void di_encode8(DiFormat f, __ubuf__ float* x, __ubuf__ uint8
         vector_float v, a, q, s;
         vector_uint32_t byte;
         asc_loadalign(v, x + c * 64);
-        asc_abs(a, v, m);
-        a = di_group_max(a, group, n - c * 64, m);
+        a = di_magnitudes(x, c, n, group);
         di_scale(f, a, byte, s, m);
         asc_div(q, v, s, m);
         asc_storealign_pack_quarter(codes + c * 64, di_code(f, q, m), m);
