@@ -15,6 +15,7 @@ VECTOR_BYTES = 256
 # Usable bytes of the memories of one core, in the words of AscendC.
 CAPACITY = {"UB": 253952, "L1": 524288, "L0A": 65536, "L0B": 65536, "L0C": 262144}
 VECTOR_CORES = 2  # of one AI core
+MOST_BLOCKS = 128  # of a launch, more than any chip has cores; the runner starts no more
 
 
 @dataclass(frozen=True)

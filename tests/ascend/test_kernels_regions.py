@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +14,6 @@ from deepinfer.backends.ascend950.backend import backend
 from deepinfer.backends.ascend950.families import rowwise
 from deepinfer.backends.ascend950.tile import pieces
 from deepinfer.codegen.kernels.spec import KernelSpec, TileProgram
-from deepinfer.errors import PlanError
 
 CLOSE = 1e-5  # as for the kernels of the CPU: f32 sums in another order
 STEP = 2.0**-8  # of bf16: where values are rounded, such a sum may fall on the other side of a boundary
@@ -85,24 +83,20 @@ def test_every_kernel_of_more_models_equals_the_interpreter(scene: Scene) -> Non
     check(*kernels(scene), scene.profile)
 
 
-@pytest.fixture
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Rows are worked on as if they did not fit."""
-    planned = rowwise._planned
+@pytest.fixture(params=[False, True], ids=["pieces", "spills"])
+def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Rows are worked on as if they did not fit: in pieces, or also with what is kept of them in memory."""
+    def only_pieces(spec: KernelSpec, program: TileProgram) -> object:
+        return rowwise._planned(spec, program, pieces=True, spills=request.param)
 
-    def only_pieces(spec: KernelSpec, program: TileProgram, *, pieces: bool) -> object:
-        if not pieces:
-            raise PlanError("rows do not fit")
-        return planned(spec, program, pieces=True)
-
-    monkeypatch.setattr(rowwise, "_planned", only_pieces)
-    monkeypatch.setattr(pieces, "LEAST", 64)
-    monkeypatch.setattr(pieces, "PIECE", 64)
-    yield
-
-
-def test_a_row_in_pieces_equals_the_interpreter(in_pieces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowwise, "_fitting", only_pieces)
+    monkeypatch.setattr(pieces, "LEAST", 128 if request.param else 64)
+    monkeypatch.setattr(pieces, "PIECE", 128 if request.param else 64)
     monkeypatch.setattr("ascend.on_twin._MADE", {})
+    return bool(request.param)
+
+
+def test_a_row_in_pieces_equals_the_interpreter(in_pieces: bool) -> None:
     runner, found = kernels(SCENES[0])
     widest = [k for k in found if k.spec.family == "rowwise"]
     widest.sort(key=lambda k: -sum(len(p.ops) for _, p in k.spec.slots))

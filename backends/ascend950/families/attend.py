@@ -14,8 +14,7 @@ from deepinfer.backends.ascend950.families.contract import places, resolved
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES, Signature
 from deepinfer.backends.ascend950.source import MIX, AscendSource, Stage, render
-from deepinfer.backends.ascend950.tile.function import LANE, Array, Function, Index
-from deepinfer.backends.ascend950.tile.special import FORMATS
+from deepinfer.backends.ascend950.tile.function import FORMATS, LANE, Array, Function, Index
 from deepinfer.backends.cpu.storage import Part, record_parts, stored
 from deepinfer.backends.cpu.tile.index import Ix
 from deepinfer.backends.cpu.tile.program import cleaned

@@ -6,6 +6,7 @@ from deepinfer.backends.ascend950.cost import Question
 from deepinfer.backends.ascend950.memory import Memory, single
 from deepinfer.backends.ascend950.signature import Signature
 from deepinfer.backends.ascend950.source import VECTOR, AscendSource, Stage, render
+from deepinfer.backends.ascend950.target import MOST_BLOCKS
 from deepinfer.backends.ascend950.tile.printer import Printer
 from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, TileProgram
@@ -16,10 +17,7 @@ def emit(spec: KernelSpec) -> AscendSource:
     program = spec.slot("body")
     if program is None:
         raise InternalError(f"{spec.title}: a rowwise kernel without a body")
-    try:
-        signature, memory, printer, used = _planned(spec, program, pieces=False)
-    except PlanError:
-        signature, memory, printer, used = _planned(spec, program, pieces=True)
+    signature, memory, printer, used = _fitting(spec, program)
     turns = any(b.copies > 1 and b.turn == "io" for b in memory.buffers.values())
     stage = Stage(spec.symbol, VECTOR, Grid(), (("UB", used),))
 
@@ -30,7 +28,18 @@ def emit(spec: KernelSpec) -> AscendSource:
     return render(spec, signature, [stage], [memory], question=question, constants=bytes(printer.constants.blob),
                   functions=resolved(printer.functions), heads=resolved(printer.heads), loads=resolved(printer.loads),
                   body=resolved(printer.lines), waits=not _arrives(printer), stores=resolved(printer.stores),
-                  turns=turns, buffers=memory.declared())
+                  turns=turns, buffers=memory.declared(), scratch=(MOST_BLOCKS * printer.spilled, 0),
+                  spilled=printer.spilled)
+
+
+def _fitting(spec: KernelSpec, program: TileProgram) -> tuple[Signature, Memory, Printer, int]:
+    """Rows whole in UB, else in pieces, else in pieces with what is kept of them in memory."""
+    for pieces, spills in ((False, False), (True, False)):
+        try:
+            return _planned(spec, program, pieces=pieces, spills=spills)
+        except PlanError:
+            continue
+    return _planned(spec, program, pieces=True, spills=True)
 
 
 def _arrives(printer: Printer) -> bool:
@@ -40,12 +49,15 @@ def _arrives(printer: Printer) -> bool:
     return bool(printer.loads) or first.startswith("asc_lock(PIPE_V, ")
 
 
-def _planned(spec: KernelSpec, program: TileProgram, *, pieces: bool) -> tuple[Signature, Memory, Printer, int]:
+def _planned(spec: KernelSpec, program: TileProgram, *, pieces: bool,
+             spills: bool) -> tuple[Signature, Memory, Printer, int]:
     """The printed program and its plan; the copies of two rows where they fit."""
     signature, memory = Signature(spec), Memory("UB", spec.title)
     signature.axis("seq")
-    printer = Printer(program, signature, memory, pieces=pieces)
+    printer = Printer(program, signature, memory, pieces=pieces, spills=spills)
     printer.statements()
+    if printer.spilled:
+        signature.scratch()
     try:
         used = memory.place()
     except PlanError:

@@ -14,7 +14,7 @@ from deepinfer.backends.ascend950.families.contract import places
 from deepinfer.backends.ascend950.memory import Memory, padded
 from deepinfer.backends.ascend950.signature import Signature
 from deepinfer.backends.ascend950.source import MIX, AscendSource, Stage, render
-from deepinfer.backends.ascend950.tile.special import FORMATS
+from deepinfer.backends.ascend950.tile.function import FORMATS
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec

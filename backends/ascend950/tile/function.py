@@ -15,6 +15,7 @@ from deepinfer.errors import InternalError
 Index = tuple[Ix, ...]
 LANE = "L"
 VIEWS = ("reshape", "slice", "expand")
+FORMATS = {"mxfp8": "DI_MXFP8", "mxfp4": "DI_MXFP4", "fp4_e4m3": "DI_FP4_E4M3"}  # DiFormat of di_codes.h
 
 _CALLS = {"rsqrt": "di_rsqrt", "recip": "di_recip", "sigmoid": "di_sigmoid", "softplus": "di_softplus",
           "cos": "di_cos", "sin": "di_sin", "round": "di_round", "copysign": "di_copysign"}

@@ -10,16 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deepinfer.backends.ascend950.memory import Buffer
-from deepinfer.backends.ascend950.signature import BYTES
-from deepinfer.backends.ascend950.tile.function import LANE, VIEWS, Array, Function, Index, c_float
+from deepinfer.backends.ascend950.tile import spill
+from deepinfer.backends.ascend950.tile.function import FORMATS, LANE, VIEWS, Array, Function, Index, c_float
 from deepinfer.backends.cpu.tile.index import Ix, linear, refined
 from deepinfer.backends.cpu.tile.program import size
 from deepinfer.backends.cpu.tile.scalar import ELEMENTWISE, literal
 from deepinfer.codegen.kernels.spec import TileOp, TileProgram
-from deepinfer.errors import InternalError
+from deepinfer.dsl.types import DType
+from deepinfer.errors import InternalError, PlanError
 
 if TYPE_CHECKING:
     from deepinfer.backends.ascend950.tile.printer import Printer
+    from deepinfer.backends.ascend950.tile.spill import Far
 
 PIECE = 1024  # elements that are worked on at once
 LEAST = 2048  # elements from which a row is long
@@ -41,7 +43,7 @@ def needed(p: Printer, i: int) -> bool:
         if x in seen:
             continue
         seen.add(x)
-        if is_long(p, p.ops[x]):
+        if spill.is_far(p, x) and x != i:
             return True
         if x == i or x not in p.kept:
             stack += p.ops[x].args
@@ -53,25 +55,23 @@ class Rooms:
 
     def __init__(self, p: Printer) -> None:
         self.p, self.copies, self.known = p, list[str](), dict[str, Array]()
+        self.made = -1  # the op whose arithmetic this is: it is not read where it lies
 
     def leaf(self, f: Function, i: int, index: Index) -> str | None:
         p, o = self.p, self.p.ops[i]
-        if o.op == "concat" and p.pieces and size(o) >= LEAST:
+        if o.op == "concat" and p.pieces and not p.spills and size(o) >= LEAST:
             return self._joined(f, o, index)
-        if not is_long(p, o):
+        if i == self.made or not spill.is_far(p, i):
             return p.leaf(f, i, index)
-        s, operand, at = p.signature, o.get("operand"), linear(o.dims, index)
-        op, element = s.operand(operand), s.element(operand)
+        far, at = spill.where(p, i), linear(o.dims, index)
         step, rest = f.split(at)
         if step != 1:
             raise InternalError(f"{p.signature.spec.title}: a long row is read at {at}")
-        key = f"{operand} {rest}"
+        key = f"{far.pointer} {rest}"
         if key not in self.known:
             room = _room(p, f"in{len(self.known)}")
-            row = s.param(operand) if op.role == "param" else (
-                f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}")
-            self.copies.append(f"di_in({p.at(room, 'uint8_t')}, {row} + {rest}, count * {BYTES[element]});")
-            self.known[key] = Array(room, "float" if element == "*f32" else "uint16_t")
+            self.copies.append(f"di_in({p.at(room, 'uint8_t')}, {far.pointer} + {rest}, count * {far.bytes});")
+            self.known[key] = Array(room, far.in_ub)
         return f.read(self.known[key], Ix.var(LANE))
 
     def _joined(self, f: Function, o: TileOp, index: Index) -> str | None:
@@ -134,7 +134,9 @@ def fill(p: Printer, i: int, dims: Sequence[int], out: Array, place: Callable[[I
     """Writes all elements of op i to an array in UB."""
     extents = refined(dims, p.shapes_below(i)) or [1]
     f, rooms, index, outer = _function(p, extents, dims)
-    being_made = i in p.kept and i not in p.arrays
+    being_made = i in p.kept and i not in p.arrays and i not in p.far
+    if being_made:
+        rooms.made = i
     value = p.computed(f, i, index) if being_made else f.value(i, index)
     f.write(out, place(index), value)
     body = _called(p, f, rooms)
@@ -142,18 +144,31 @@ def fill(p: Printer, i: int, dims: Sequence[int], out: Array, place: Callable[[I
     _loops(p, outer, extents[-1], body)
 
 
-def store(p: Printer, o: TileOp, target: str, element: str) -> None:
-    """Writes all elements of a value to memory."""
-    extents = refined(o.dims, p.shapes_below(o.args[0])) or [1]
-    f, rooms, index, outer = _function(p, extents, o.dims)
-    out = Array(_room(p, "piece_out"), "float" if element == "*f32" else "uint16_t")
-    step, rest = f.split(linear(o.dims, index))
+def written(p: Printer, i: int, dims: Sequence[int], to: Far, form: DType | None = None) -> None:
+    """Writes all elements of op i to memory; ``form``: the block format whose values they take."""
+    extents = refined(dims, p.shapes_below(i)) or [1]
+    f, rooms, index, outer = _function(p, extents, dims)
+    out = Array(_room(p, "piece_out"), to.in_ub)
+    step, rest = f.split(linear(dims, index))
     if step != 1:
         raise InternalError(f"{p.signature.spec.title}: a long row is written in steps of {step}")
-    f.write(out, Ix.var(LANE), f.value(o.args[0], index))
-    body = [f"asc_lock(PIPE_V, {OUT} + turn);", *_called(p, f, rooms), f"asc_unlock(PIPE_V, {OUT} + turn);",
+    if form is not None and extents[-1] % form.block[1]:
+        raise PlanError(f"{p.signature.spec.title}: groups of {form} lie across rows of {extents[-1]} elements")
+    raw = out if form is None else Array(_room(p, "piece_raw"))
+    if spill.is_made_here(p, i):
+        rooms.made = i
+        value = p.computed(f, i, index)
+    else:
+        value = f.value(i, index)
+    f.write(raw, Ix.var(LANE), value)
+    make = _called(p, f, rooms)
+    if form is not None:
+        x, coded = (p.at(b, "float") for b in (raw.buffer, _room(p, "piece_coded")))
+        make += [f"asc_vf_call<di_quantise>({FORMATS[form.name]}, {x}, {coded}, count, {form.block[1]});",
+                 f"asc_vf_call<di_narrow<{out.kind}>>({coded}, {p.at(out.buffer, out.kind)}, count);"]
+    body = [f"asc_lock(PIPE_V, {OUT} + turn);", *make, f"asc_unlock(PIPE_V, {OUT} + turn);",
             f"asc_lock(PIPE_MTE3, {OUT} + turn);",
-            f"di_out({target} + {rest}, {p.at(out.buffer, 'uint8_t')}, count * {BYTES[element]});",
+            f"di_out({to.pointer} + {rest}, {p.at(out.buffer, 'uint8_t')}, count * {to.bytes});",
             f"asc_unlock(PIPE_MTE3, {OUT} + turn);"]
     p.functions.append("\n".join(f.text()))
     _loops(p, outer, extents[-1], body)
@@ -241,7 +256,8 @@ def splits(p: Printer, o: TileOp) -> bool:
     if p.part or len(o.dims) < 2 or o.dims[0] < 2 or size(o) < LEAST:
         return False
     lead, cone = o.dims[0], _cone(p, o)
-    if not any(p.ops[x].op in ("pair_rotate", "encode") for x in cone) or any(x in p.arrays for x in cone):
+    if not any(p.ops[x].op in ("pair_rotate", "encode") for x in cone) or any(
+            x in p.arrays or x in p.far for x in cone):
         return False
     for x in cone:
         q = p.ops[x]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from deepinfer.backends.cpu.tile.index import Ix, linear, refined
 from deepinfer.backends.cpu.tile.program import ROOTS, analyse, is_short_reduction, size
 from deepinfer.codegen.kernels.spec import TileOp, TileProgram
 from deepinfer.errors import InternalError
+
+if TYPE_CHECKING:
+    from deepinfer.backends.ascend950.tile.spill import Far
 
 _TOKEN = re.compile("\x01([^:\x02]+):([^\x02]+)\x02")
 SLACK = 512  # bytes that loads of two whole registers may reach behind an array
@@ -47,9 +51,12 @@ class Printer:
     what is loaded once."""
 
     def __init__(self, program: TileProgram, signature: Signature, memory: Memory, prefix: str = "t",
-                 acc: Leaf | None = None, last: bool = False, pieces: bool = False) -> None:
+                 acc: Leaf | None = None, last: bool = False, pieces: bool = False,
+                 spills: bool = False) -> None:
         self.signature, self.memory, self.prefix, self.acc = signature, memory, prefix, acc
-        self.pieces, self.part, self.turn = pieces, 0, "io"
+        self.pieces, self.spills, self.part, self.turn = pieces, spills, 0, "io"
+        self.far: dict[int, Far] = {}
+        self.spilled = 0  # bytes of a row in memory
         self.analysis = analyse(program, signature.spec.operands, last=last)
         self.ops = self.analysis.ops
         self.wanted = last

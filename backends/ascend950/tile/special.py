@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepinfer.backends.ascend950.signature import BYTES
+from deepinfer.backends.ascend950.target import LANES
 from deepinfer.backends.ascend950.tile import pieces
-from deepinfer.backends.ascend950.tile.function import LANE, Array, c_float, joined
+from deepinfer.backends.ascend950.tile.function import FORMATS, LANE, Array, c_float, joined
 from deepinfer.backends.cpu.storage import Part, record_parts
 from deepinfer.backends.cpu.tile.index import Ix, linear, refined
 from deepinfer.backends.cpu.tile.program import size
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from deepinfer.backends.ascend950.tile.printer import Printer
 
 Make = Callable[["Printer", int, TileOp], Array]
-FORMATS = {"mxfp8": "DI_MXFP8", "mxfp4": "DI_MXFP4", "fp4_e4m3": "DI_FP4_E4M3"}
 DYNAMIC = 5  # lock of rows that are fetched in the middle of a program
 
 
@@ -86,9 +86,10 @@ def _reduce(p: Printer, i: int, o: TileOp) -> Array:
 def _encode(p: Printer, i: int, o: TileOp) -> Array:
     t = DType.parse(o.get("dtype"))
     x = p.floats(o.args[0])
-    alone = p.pieces and p.analysis.readers[o.args[0]] == [i] and x.buffer.last < (1 << 30) and o.args[0] in p.arrays
-    out = x if alone else Array(p.temporary("encode", size(o) * 4))
     parts = t.parts or ((t, o.dims[-1]),)
+    alone = p.pieces and p.analysis.readers[o.args[0]] == [i] and x.buffer.last < (1 << 30) and o.args[0] in p.arrays
+    apart = any(part.is_block and part.block[1] > LANES for part, _ in parts)  # such groups are read twice
+    out = x if alone and not apart else Array(p.temporary("encode", size(o) * 4))
     rows = size(o) // o.dims[-1] if len(parts) > 1 else 1
     for row in range(rows):
         first = row * o.dims[-1]
@@ -383,15 +384,21 @@ def _pool(p: Printer, i: int, o: TileOp) -> Array:
     return out
 
 
-def _previous(p: Printer, i: int, o: TileOp) -> Array:
+def previous_record(p: Printer, i: int, o: TileOp) -> tuple[str, str, str]:
+    """A row of a state that came before: the statement of its position, whether there is one, and its pointer."""
     operand, s = o.get("operand"), p.signature
-    op = s.operand(operand)
-    name = f"{p.prefix}{i}"
+    first, name = s.operand(operand).get("first_position", 0), f"{p.prefix}{i}_p"
+    return (f"const int64_t {name} = {p.integers.elements(o.args[0])[0]} - {o.get('back')};",
+            f"{name} >= di_max64(di_gm_load({s.state(operand, 'valid')} + seq), {first})", view(p, operand, name))
+
+
+def _previous(p: Printer, i: int, o: TileOp) -> Array:
+    name, op = f"{p.prefix}{i}_r", p.signature.operand(o.get("operand"))
     out = Array(p.temporary("previous", 4 * size(o)))
-    p.say(f"const int64_t {name}_p = {p.integers.elements(o.args[0])[0]} - {o.get('back')};")
-    p.say(f"if ({name}_p >= di_max64(di_gm_load({s.state(operand, 'valid')} + seq), {op.get('first_position', 0)})) {{")
-    p.say(f"    __gm__ uint8_t* {name}_r = {view(p, operand, name + '_p')};")
-    for line in fetched(p, *record(p, f"{name}_r", op.type, out)):
+    position, known, place = previous_record(p, i, o)
+    for line in (position, f"if ({known}) {{", f"    __gm__ uint8_t* {name} = {place};"):
+        p.say(line)
+    for line in fetched(p, *record(p, name, op.type, out)):
         p.say("    " + line)
     p.say("} else {")
     p.say(f"    asc_vf_call<di_fill_array>({p.at(out.buffer, 'float')}, 0.0f, {size(o)});")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deepinfer.backends.ascend950.signature import BYTES, C_TYPES
-from deepinfer.backends.ascend950.tile import pieces
-from deepinfer.backends.ascend950.tile.function import Array
-from deepinfer.backends.ascend950.tile.special import FORMATS
+from deepinfer.backends.ascend950.tile import pieces, spill
+from deepinfer.backends.ascend950.tile.function import FORMATS, Array
 from deepinfer.backends.cpu.storage import Part, record_parts
 from deepinfer.backends.cpu.tile.index import linear, refined
 from deepinfer.backends.cpu.tile.program import size
@@ -40,30 +38,32 @@ def store(p: Printer, o: TileOp) -> None:
         pieces.split(p, o)
         return
     if p.pieces and size(o) >= pieces.LEAST and not p.part:
-        joined = p.ops[source]
-        if joined.op == "concat" and source in p.kept and joined.get("dim") < len(joined.dims) - 1:
-            _joined(p, o, joined, target, element)
+        joined, to = p.ops[source], spill.Far(target, C_TYPES[element])
+        if p.spills:
+            spill.stored(p, source, o.dims, to)
+        elif joined.op == "concat" and source in p.kept and joined.get("dim") < len(joined.dims) - 1:
+            _joined(p, joined, to)
         else:
-            pieces.store(p, o, target, element)
+            pieces.written(p, source, o.dims, to)
         return
     out = Array(p.fixed("out", nbytes, 2), "float" if element == "*f32" else "uint16_t")
     extents = refined(o.dims, p.shapes_below(source)) or [1]
     if out.kind == "uint16_t" and extents[-1] % 16 and len(extents) > 1:
         array = p.floats(source)
-        to = p.at(out.buffer, "uint16_t")
-        p.say(f"asc_vf_call<di_narrow<uint16_t>>({p.at(array.buffer, 'float')}, {to}, {size(o)});")
+        narrow = p.at(out.buffer, "uint16_t")
+        p.say(f"asc_vf_call<di_narrow<uint16_t>>({p.at(array.buffer, 'float')}, {narrow}, {size(o)});")
     else:
         p.fill(source, o.dims, out, lambda index: linear(o.dims, index))
     p.stores.append(f"di_out({target}, {p.at(out.buffer, 'uint8_t')}, {nbytes});")
 
 
-def _joined(p: Printer, o: TileOp, joined: TileOp, target: str, element: str) -> None:
+def _joined(p: Printer, joined: TileOp, to: spill.Far) -> None:
     """Long rows one behind the other, each written by itself."""
     start, d = 0, joined.get("dim")
     if any(n != 1 for n in joined.dims[:d]):
         raise InternalError(f"{p.signature.spec.title}: long rows are joined along dim {d}")
     for x in joined.args:
-        pieces.store(p, replace(o, args=(x,), dims=p.ops[x].dims), f"{target} + {start}", element)
+        pieces.written(p, x, p.ops[x].dims, spill.Far(f"{to.pointer} + {start}", to.kind))
         start += size(p.ops[x])
 
 
@@ -71,8 +71,6 @@ def store_record(p: Printer, o: TileOp) -> None:
     """Encodes a row into the record of a state."""
     s, operand = p.signature, o.get("operand")
     op = s.operand(operand)
-    x = p.floats(o.args[0])
-    copies: list[str] = []
     name = f"record{operand}"
     if op.get("kind") == "paged":
         ratio = op.get("ratio")
@@ -83,7 +81,16 @@ def store_record(p: Printer, o: TileOp) -> None:
         condition = f"if ({pos} >= di_gm_load({s.seq('floor')} + seq)) {{"
     else:
         record, condition = f"{s.state(operand, 'fresh')} + row * {op.get('record_bytes')}", "{"
-    for part in record_parts(op.type):
+    parts = record_parts(op.type)
+    if p.spills and len(parts) == 1 and not parts[0].dtype.is_block and size(o) >= pieces.LEAST:
+        kind = C_TYPES["*" + parts[0].dtype.name]
+        for line in (condition, f"__gm__ {kind}* {name} = (__gm__ {kind}*)({record});"):
+            p.say(line)
+        pieces.written(p, o.args[0], o.dims, spill.Far(name, kind))
+        p.say("}")
+        return
+    x, copies = p.floats(o.args[0]), list[str]()
+    for part in parts:
         copies += _part(p, x, part, name)
     p.stores += [condition, f"    __gm__ uint8_t* {name} = {record};", *("    " + c for c in copies), "}"]
 

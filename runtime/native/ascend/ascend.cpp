@@ -15,6 +15,7 @@ namespace {
 
 const char SOC[] = "Ascend950", TWIN[] = "Ascend950-twin";
 const char VECTOR[] = "vector";
+const int64_t MOST_BLOCKS = 128;  // kernels keep rows in scratch of so many blocks
 
 class AscendDevice final : public Device {
   public:
@@ -191,7 +192,7 @@ void AscendDevice::launch(const DeviceKernel& kernel, const Stage& stage, int64_
     const int64_t cores = stage.kind == VECTOR ? vector_cores_ : ai_cores_;
     here();
     const AclError result = acl_.aclrtLaunchKernelWithHostArgs(functions_[(size_t)stage.handle],
-                                                               (uint32_t)std::min(blocks, cores), stream_, nullptr,
+                                                               (uint32_t)std::min({blocks, cores, MOST_BLOCKS}), stream_, nullptr,
                                                                packed, at, nullptr, 0);
     if (result) must(result, ("launching the kernel " + stage.function).c_str());
 }
