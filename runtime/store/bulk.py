@@ -19,11 +19,22 @@ from deepinfer.runtime.store.health import READING, Health
 from deepinfer.runtime.store.index import Hints
 from deepinfer.runtime.store.layout import record_offset
 from deepinfer.runtime.store.metrics import StoreMetrics
-from deepinfer.runtime.store.native.library import ENDED, KEY, WANT, Ended, NativeRecords, NativeRing, parts_of
+from deepinfer.runtime.store.native.library import (
+    ENDED,
+    KEY,
+    WANT,
+    Ended,
+    NativeGate,
+    NativeRecords,
+    NativeRing,
+    parts_of,
+)
 from deepinfer.runtime.store.record import seed_of
 from deepinfer.runtime.store.segment import Superblock
 from deepinfer.runtime.store.tier import Flags, Status, Ticket
 
+Way = NativeRing | NativeGate | None
+"""What a thread reads through: a ring of its own, a gate that it shares, or nothing."""
 MOST = 32  # records of a piece: other requests' reads wait for no more than that
 _OK = int(Ended.OK)
 _STATUS = {Ended.OK: Status.OK, Ended.MISS: Status.MISS, Ended.OTHER: Status.MISS, Ended.DAMAGED: Status.DAMAGED,
@@ -70,10 +81,10 @@ class Piece:
     first: int
     last: int
 
-    def read(self, slots: NDArray[np.uint64], ring: NativeRing | None = None) -> None:
-        """Into memory at ``slots``, areas of a record each; through a ring of the calling thread's if it has one."""
+    def read(self, slots: NDArray[np.uint64], way: Way) -> None:
+        """Into memory at ``slots``, areas of a record each. ``way``: see ``Way``."""
         try:
-            self.bulk.read(self, slots, ring)
+            self.bulk.read(self, slots, way)
         except Exception as failure:  # a bug must not end the thread that reads, nor leave anybody waiting
             self.bulk.health.failed(READING, failure)
             self.batch.wants["state"][self.first : self.last] = ENDED
@@ -110,13 +121,16 @@ class Bulk:
         step = max(1, min(MOST, -(-count // max(1, idle))))
         return [Piece(self, batch, at, min(at + step, count)) for at in range(0, count, step)]
 
-    def read(self, piece: Piece, slots: NDArray[np.uint64], ring: NativeRing | None = None) -> None:
+    def read(self, piece: Piece, slots: NDArray[np.uint64], way: Way) -> None:
         """All of a piece, in this thread."""
         failed: dict[int, Status] = {}
         opened = self._open(piece, failed)
         try:
             wants = piece.batch.wants[piece.first : piece.last]
-            got = self.native.read(wants, slots) if ring is None else self.native.read_ring(ring, wants, slots)
+            if isinstance(way, NativeRing):
+                got = self.native.read_ring(way, wants, slots)
+            else:
+                got = self.native.read(wants, slots, way)
             self.metrics.read_bytes.add(got)
             worst = int(wants["got"].min())
             if worst < 0:

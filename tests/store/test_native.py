@@ -170,6 +170,22 @@ def test_records_are_read_in_any_order_and_a_file_that_ends_loses_what_is_cut(li
     del kept
 
 
+def test_a_gate_lets_so_many_reads_pass_and_is_left_by_those_that_failed_too(library: Path, tmp_path: Path) -> None:
+    native, chain = NativeRecords(library, LAYOUT), Chain(1, 4)
+    area, into = np.zeros((1, LAYOUT.stride), np.uint8), np.zeros((4, LAYOUT.payload_bytes), np.uint8)
+    slots, fd = np.array([address_of(memoryview(area[0]))], np.uint64), segment_of(tmp_path, native, chain)
+    one, none = native.open_gate(1), native.open_gate(0)
+    for gate, file, ended in ((one, -1, Ended.IO_ERROR), (one, fd, Ended.OK), (none, fd, Ended.PENDING)):
+        wants, *kept = wants_of(chain, list(range(4)), into)
+        wants["fd"], wants["offset"] = file, wants["slot"].astype(np.uint64) * np.uint64(LAYOUT.stride)
+        reader = threading.Thread(target=native.read, args=(wants, slots, gate), daemon=True)
+        reader.start()
+        reader.join(0.2 if gate is none else PATIENCE)
+        assert reader.is_alive() == (gate is none) and set(wants["status"].tolist()) == {int(ended)}
+        del kept
+    one.close()
+
+
 @pytest.mark.parametrize(("how", "areas"), [("calls", 1), ("calls", 4), ("ring", 3)])
 def test_memory_that_was_given_up_is_never_written_again(library: Path, tmp_path: Path, how: str, areas: int) -> None:
     """Blocks are given up before a read begins, after it has ended, and then, while a thread reads, after a wait that

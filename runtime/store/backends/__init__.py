@@ -22,7 +22,7 @@ def open_mover(settings: StoreSettings, arena: Arena, reader: Reader, native: Na
     mover, refusal = None, ""
     if preferred != THREADS:
         mover, refusal = _preferred(preferred, settings, arena, reader, native)
-    mover = mover or ThreadMover(settings, arena, reader)
+    mover = mover or ThreadMover(settings, arena, reader, native)
     events.info("store_backend", backend=mover.name, **({f"not_{preferred}": refusal} if refusal else {}))
     if refusal and settings.backend != AUTO:
         events.warn("store_backend_refused", backend=settings.backend, reason=refusal, instead=mover.name)

@@ -11,12 +11,11 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.runtime.store.arena import Arena
-from deepinfer.runtime.store.bulk import Piece
+from deepinfer.runtime.store.bulk import Piece, Way
 from deepinfer.runtime.store.files import write_all
-from deepinfer.runtime.store.native.library import address_of
+from deepinfer.runtime.store.native.library import NativeRecords, address_of
 from deepinfer.runtime.store.points import Point
 from deepinfer.runtime.store.reader import Reader, Run
 from deepinfer.runtime.store.settings import INLINE, THREADS, StoreSettings
@@ -46,21 +45,33 @@ class InlineMover:
 
 
 class ThreadMover:
-    """``settings.threads`` threads that read: runs in Python, pieces in one call of the native part."""
+    """Threads that read: runs in Python, pieces in one call of the native part.
+
+    With a native part there are half as many threads again as ``settings.threads``, of which so many read at a time:
+    the others prove what they have read, so that the folder is never left waiting for a proof.
+    """
 
     name = THREADS
-    slots_each = 2 * _RUN  # one half is read into while the other is proved
+    slots_each = _RUN
 
-    def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader) -> None:
+    def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader, native: NativeRecords | None) -> None:
         self._reader = reader
+        half = max(1, arena.count // 2)  # the rest is for writes
+        self._ways = self._open(native, settings.threads, half)
         self._queue: queue.SimpleQueue[Run | Piece | None] = queue.SimpleQueue()
-        self.run_length = max(1, min(_RUN, arena.count // (2 * settings.threads)))
-        each = max(1, min(self.slots_each, arena.count // (2 * settings.threads)))
-        self._threads = [threading.Thread(target=self._work, args=([arena.view(s) for s in slots], i), daemon=True,
+        self.run_length = max(1, min(_RUN, half // settings.threads))
+        each = max(1, min(self.slots_each, half // len(self._ways)))
+        self._threads = [threading.Thread(target=self._work, args=([arena.view(s) for s in slots], way), daemon=True,
                                           name=f"store-read-{i}")
-                         for i in range(settings.threads) if (slots := arena.take(each))]
+                         for i, way in enumerate(self._ways) if (slots := arena.take(each))]
         for thread in self._threads:
             thread.start()
+
+    def _open(self, native: NativeRecords | None, threads: int, most: int) -> list[Way]:
+        """What each thread reads through, of ``most`` at most."""
+        if native is None:
+            return [None] * min(threads, most)
+        return [native.open_gate(threads)] * min(threads + -(-threads // 2), most)
 
     def submit(self, runs: Sequence[Run | Piece]) -> None:
         for run in runs:
@@ -80,15 +91,15 @@ class ThreadMover:
         until = time.monotonic() + patience
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        used = {way for way, thread in zip(self._ways, self._threads, strict=False) if thread.is_alive()}
+        for way in set(self._ways) - used:
+            if way is not None:
+                way.close()
 
-    def read(self, piece: Piece, slots: NDArray[np.uint64], number: int) -> None:
-        """A piece in thread ``number``, into memory at ``slots``."""
-        piece.read(slots)
-
-    def _work(self, views: list[memoryview], number: int) -> None:
+    def _work(self, views: list[memoryview], way: Way) -> None:
         slots = np.array([address_of(view) for view in views], dtype=np.uint64)
         while (job := self._queue.get()) is not None:
             if isinstance(job, Piece):
-                self.read(job, slots, number)
+                job.read(slots, way)
             else:
                 self._reader.execute(job, views)

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import errno
 
-import numpy as np
-from numpy.typing import NDArray
-
-from deepinfer.runtime.store.arena import Arena
 from deepinfer.runtime.store.backends.threads import ThreadMover
-from deepinfer.runtime.store.bulk import Piece
-from deepinfer.runtime.store.native.library import NativeRecords, NativeRing
-from deepinfer.runtime.store.reader import Reader
-from deepinfer.runtime.store.settings import URING, StoreSettings
+from deepinfer.runtime.store.bulk import Way
+from deepinfer.runtime.store.native.library import NativeRecords
+from deepinfer.runtime.store.settings import URING
 
 _DEPTH = 8  # records under way in a thread
 
@@ -27,27 +22,16 @@ class UringMover(ThreadMover):
     name = URING
     slots_each = _DEPTH
 
-    def __init__(self, settings: StoreSettings, arena: Arena, reader: Reader, native: NativeRecords | None) -> None:
+    def _open(self, native: NativeRecords | None, threads: int, most: int) -> list[Way]:
         if native is None:
             raise OSError(errno.ENOSYS, "no native part, which holds the ring")
-        self._rings: list[NativeRing] = []
+        rings: list[Way] = []
         try:
-            for _ in range(settings.threads):
-                self._rings.append(native.open_ring(_DEPTH))
+            for _ in range(min(threads, most)):
+                rings.append(native.open_ring(_DEPTH))
         except OSError:
-            self._close_rings(self._rings)
+            for ring in rings:
+                if ring is not None:
+                    ring.close()
             raise
-        super().__init__(settings, arena, reader)
-
-    def read(self, piece: Piece, slots: NDArray[np.uint64], number: int) -> None:
-        piece.read(slots, self._rings[number])
-
-    def close(self, patience: float) -> None:
-        super().close(patience)
-        hanging = {i for i, thread in enumerate(self._threads) if thread.is_alive()}
-        self._close_rings([ring for i, ring in enumerate(self._rings) if i not in hanging])
-
-    @staticmethod
-    def _close_rings(rings: list[NativeRing]) -> None:
-        for ring in rings:
-            ring.close()
+        return rings

@@ -10,7 +10,7 @@ from deepinfer.runtime.native.build import compiler_name, run_compiler
 from deepinfer.runtime.store.native import LIBRARY
 
 SOURCE = Path(__file__).resolve().parent / "records.cpp"
-HEADERS = [SOURCE.parent / name for name in ("ring.h", "turns.h")]
+HEADERS = [SOURCE.parent / name for name in ("gate.h", "ring.h")]
 FLAGS = ("-std=c++17", "-O2", "-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra",
          "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--build-id=none")
 

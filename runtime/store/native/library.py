@@ -19,7 +19,7 @@ from deepinfer.runtime.store.layout import FORMAT, MOST_SECTIONS, Layout
 from deepinfer.runtime.store.record import seed_of
 from deepinfer.runtime.store.tier import Flags
 
-_ABI = 3
+_ABI = 4
 _SUMS = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")  # the first chooses its instructions by itself
 KEY = "V16"
 WANT = np.dtype([("fd", "<i4"), ("slot", "<u4"), ("offset", "<u8"), ("seed", "<u8"), ("uuid", KEY), ("key", KEY),
@@ -76,7 +76,7 @@ class NativeRecords:
             raise OSError(f"{library} is of another version")
         for function in (self._dll.store_read, self._dll.store_read_ring, self._dll.store_make):
             function.restype = ctypes.c_int64
-        self._dll.store_ring_open.restype = ctypes.c_void_p
+        self._dll.store_ring_open.restype = self._dll.store_gate_open.restype = ctypes.c_void_p
         self._sum = _sum_address()
         self._layout = np.zeros(1, dtype=_LAYOUT)
         self._layout["stride"], self._layout["sections"] = layout.stride, len(layout.sections)
@@ -85,20 +85,29 @@ class NativeRecords:
         self._layout["space"] = np.void(layout.namespace)
         self._at = _pointer(self._layout)
 
-    def read(self, wants: NDArray[np.void], slots: NDArray[np.uint64]) -> int:
+    def read(self, wants: NDArray[np.void], slots: NDArray[np.uint64], gate: NativeGate | None = None) -> int:
         """Read, prove and hand over records; what became of each is in its ``status``. Returns bytes read.
 
         Args:
             wants: [n] of WANT; neighbours of one file are read together.
             slots: addresses of [stride] areas that are read into.
+            gate: passed by each read.
         """
-        return int(self._dll.store_read(self._at, _pointer(wants), ctypes.c_int64(len(wants)), _pointer(slots),
+        passed = None if gate is None else gate.at
+        return int(self._dll.store_read(passed, self._at, _pointer(wants), ctypes.c_int64(len(wants)), _pointer(slots),
                                         ctypes.c_int64(len(slots)), self._sum))
 
     def read_ring(self, ring: NativeRing, wants: NDArray[np.void], slots: NDArray[np.uint64]) -> int:
         """As ``read``, through a ring of this thread's: as many records are under way as there are slots."""
         return int(self._dll.store_read_ring(ring.at, self._at, _pointer(wants), ctypes.c_int64(len(wants)),
                                              _pointer(slots), ctypes.c_int64(len(slots)), self._sum))
+
+    def open_gate(self, reads: int) -> NativeGate:
+        """A gate for ``reads`` reads at a time, of all threads that are given it."""
+        at = self._dll.store_gate_open(ctypes.c_uint32(reads))
+        if not at:
+            raise MemoryError("a gate of the store")
+        return NativeGate(self._dll, ctypes.c_void_p(at))
 
     def open_ring(self, reads: int) -> NativeRing:
         """A ring for ``reads`` reads under way; OSError where the machine has none, or forbids it."""
@@ -141,6 +150,18 @@ class NativeRecords:
                                            ctypes.c_uint64(offset), self._sum))
         del parts, ids  # lived until here
         return [int(total) for total in makes["sum"].tolist()], written
+
+
+class NativeGate:
+    """Lets a number of reads pass at a time."""
+
+    def __init__(self, dll: ctypes.CDLL, at: ctypes.c_void_p) -> None:
+        self._dll, self.at = dll, at
+
+    def close(self) -> None:
+        """With nobody at it."""
+        self._dll.store_gate_close(self.at)
+        self.at = ctypes.c_void_p()
 
 
 class NativeRing:

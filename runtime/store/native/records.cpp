@@ -1,6 +1,6 @@
 // Batches of records in one call: read neighbours past the page cache, prove each, copy its payload to whoever asked;
 // and the way back, assembling records that prove themselves. The meaning is that of runtime/store/record.py, and a
-// test compares the two. Nothing is allocated while records are moved, and no lock is taken.
+// test compares the two. Nothing is allocated while records are moved.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -14,18 +14,17 @@
 #include <cstring>
 #include <new>
 
+#include "gate.h"
 #include "ring.h"
-#include "turns.h"
 
 #define STORE_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-constexpr int kAbi = 3;
+constexpr int kAbi = 4;
 constexpr int kMostSections = 16;
 constexpr int kMostNeighbours = 64;
 constexpr int kWrittenTogether = 4;
-constexpr int64_t kWorthAThread = 4;  // records: to begin and end a thread takes as long as to prove one or two
 constexpr uint32_t kHeaderBytes = 256;
 constexpr uint32_t kMagic = 0x63724944;  // "DIrc"
 constexpr uint16_t kReplayed = 1;
@@ -195,10 +194,10 @@ void judge(const Layout& layout, Want& want, uint64_t slot, int64_t got, Sum sum
     end(layout, reinterpret_cast<const uint8_t*>(slot), got >= static_cast<int64_t>(layout.stride), want, sum);
 }
 
-// The records of ``what``, neighbours that were read into ``slots``.
-void judge_all(const Layout& layout, Want* wants, const store::Filled& what, const uint64_t* slots, Sum sum) {
-  for (int64_t i = 0; i < what.count; i++)
-    judge(layout, wants[i], slots[i], what.got < 0 ? what.got : what.got - i * static_cast<int64_t>(layout.stride), sum);
+// ``count`` neighbours of ``got`` bytes together, or a negative errno, that were read into ``slots``.
+void judge_all(const Layout& layout, Want* wants, int64_t count, int64_t got, const uint64_t* slots, Sum sum) {
+  for (int64_t i = 0; i < count; i++)
+    judge(layout, wants[i], slots[i], got < 0 ? got : got - i * static_cast<int64_t>(layout.stride), sum);
 }
 
 // Has ``read(first, n)`` read all records, up to ``most`` neighbours of one file at a time; returns the bytes.
@@ -259,27 +258,22 @@ STORE_API void store_sizes(uint64_t* sizes) {
   sizes[2] = sizeof(Make);
 }
 
+// A gate for ``reads`` reads at a time, or null without memory.
+STORE_API void* store_gate_open(uint32_t reads) { return new (std::nothrow) store::Gate(reads); }
+
+// With nobody at it.
+STORE_API void store_gate_close(void* gate) { delete static_cast<store::Gate*>(gate); }
+
 // Read, prove and hand over ``count`` records in order; neighbours of one file with one call, up to ``slot_count``
-// [stride] areas of memory at ``slots``. Of several records one half of the areas is read into while the other half is
-// proved and copied, by another thread. Returns the number of bytes read.
-STORE_API int64_t store_read(const Layout* layout, Want* wants, int64_t count, const uint64_t* slots,
+// [stride] areas of memory at ``slots``. ``given``: the gate that reads pass, or null. Returns the number of bytes read.
+STORE_API int64_t store_read(void* given, const Layout* layout, Want* wants, int64_t count, const uint64_t* slots,
                              int64_t slot_count, Sum sum) {
-  if (count >= kWorthAThread && slot_count >= 2) try {
-      const int64_t half = slot_count / 2;
-      store::Turns turns([=](const store::Filled& what, int area) {
-        judge_all(*layout, wants + what.first, what, slots + area * half, sum);
-      });
-      return read_all(*layout, wants, count, half, [&](int64_t first, int64_t n) {
-        const int area = turns.next();
-        const int64_t got = read_neighbours(*layout, wants[first], static_cast<int>(n), slots + area * half);
-        turns.filled({first, n, got});
-        return got;
-      });
-    } catch (const std::system_error&) {  // no further thread, and nothing was read yet
-    }
+  store::Gate* gate = static_cast<store::Gate*>(given);
   return read_all(*layout, wants, count, slot_count, [=](int64_t first, int64_t n) {
+    if (gate != nullptr) gate->enter();
     const int64_t got = read_neighbours(*layout, wants[first], static_cast<int>(n), slots);
-    judge_all(*layout, wants + first, {first, n, got}, slots, sum);
+    if (gate != nullptr) gate->leave();
+    judge_all(*layout, wants + first, n, got, slots, sum);
     return got;
   });
 }
