@@ -177,8 +177,8 @@ def gc(folder: Path, quota: str | None) -> None:
 
     found = list(_chosen(folder, None, None))
     size = max((f.block.segment_bytes for f in found if f.block is not None), default=1 << 28)
-    limit = 2 * sum(f.bytes for f in found) if quota is None else parse_size(quota, "--quota")
-    done = tidy(StoreSettings(folder, quota=max(limit, size), segment_bytes=size),
+    limit = max(size, 2 * sum(f.bytes for f in found)) if quota is None else parse_size(quota, "--quota")
+    done = tidy(StoreSettings(folder, quota=limit, segment_bytes=size),
                 lambda namespace: click.echo(f"namespace {namespace}", err=True))
     click.echo(", ".join(f"{what} {count:,}" for what, count in done.items()))
 

@@ -403,8 +403,9 @@ def _pieces(data: bytes, size: int) -> list[bytes]:
 
 
 def map_size_for(quota: int, stride: int) -> int:
-    """Bytes of the map for all records that a quota holds, twice over, at least 16 MiB."""
-    return aligned(max(1 << 24, 2 * RECORD_COST * (quota // stride)))
+    """Bytes of the map for all records that a quota holds, twice over; 16 MiB to 16 TiB, from where on it grows with
+    what is in it: addresses are limited."""
+    return aligned(min(max(1 << 24, 2 * RECORD_COST * (quota // stride)), 1 << 44))
 
 
 def _sound(key: bytes, value: bytes | None) -> np.void | None:

@@ -16,6 +16,7 @@ from deepinfer.runtime.store.layout import PAGE
 
 HOUR = 3600
 _LONGEST = 36_500 * 24 * HOUR  # hours of an end fit 32 bits
+_LARGEST = 1 << 60
 AGENT, CHAT = "agent", "chat"
 AUTO, THREADS, URING, USRBIO, INLINE = "auto", "threads", "io_uring", "usrbio", "inline"
 BACKENDS = (AUTO, THREADS, URING, USRBIO, INLINE)
@@ -82,7 +83,8 @@ class StoreSettings:
         for name in ("compact_below", "compact_share"):
             _check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a share from 0 to 1")
         _check(self.backend in BACKENDS, "backend", self.backend, BACKENDS)
-        _check(self.quota >= self.segment_bytes, "quota", self.quota, f"at least one segment, {self.segment_bytes}")
+        _check(self.segment_bytes <= self.quota <= _LARGEST, "quota", self.quota,
+               f"at least one segment, {self.segment_bytes}, at most 1 EiB")
         _check(self.segment_bytes % PAGE == 0, "segment_bytes", self.segment_bytes, f"a multiple of {PAGE}")
         _check(self.threads >= 1, "threads", self.threads, "at least 1")
         _check({AGENT, CHAT} <= self.retention.keys(), "retention", ", ".join(self.retention) or "no class",
@@ -105,7 +107,7 @@ class StoreSettings:
 
 def parse_size(text: str, where: str) -> int:
     """``64GiB``, ``500MB`` or a number of bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*", text)
     unit = None if found is None else _UNITS.get(found[2].lower())
     if found is None or unit is None:
         raise SpecError("not a size", where=where, found=text, allowed="a number with B, KB, KiB .. TB, TiB")
@@ -116,7 +118,7 @@ def parse_retention(text: str, where: str) -> dict[str, int]:
     """``agent=3d,chat=7d``: the classes named there beside the usual ones."""
     found = default_retention()
     for part in filter(None, (p.strip() for p in text.split(","))):
-        match = re.fullmatch(r"([a-z0-9_]{1,15})=(\d+)([smhd])", part)
+        match = re.fullmatch(r"([a-z0-9_]{1,15})=(\d{1,18})([smhd])", part)
         if match is None:
             raise SpecError("not a retention", where=where, found=part, allowed="CLASS=NUMBER with s, m, h or d")
         found[match[1]] = int(match[2]) * _TIMES[match[3]]

@@ -102,6 +102,9 @@ def test_gc_adopts_expires_and_keeps_a_quota(folder: Path, tmp_path: Path) -> No
     assert "adopted 1" in done.output
     assert not list(folder.rglob("*.open"))
     before = len(list(folder.rglob("*.seg")))
+    done = run("gc", folder, "--quota", "1B")
+    assert done.exit_code == 2 and "at least one segment" in done.output
+    assert len(list(folder.rglob("*.seg"))) == before
     done = run("gc", folder, "--quota", "50KiB")
     assert "removed: quota" in done.output and len(list(folder.rglob("*.seg"))) < before
 
