@@ -114,6 +114,7 @@ class EngineCore:
                 self.loop.give_up()
                 self._closed = True
                 self.grammars.close()
+                self.policy.close()
                 self.prefix.close()
                 self.executor.close()
 

@@ -121,6 +121,10 @@ class StepPlan:
         """[count] ROW."""
         return self.rows[: self.count]
 
+    def rows_run(self, result: StepResult) -> int:
+        """Anchors, verified drafts and prompt rows."""
+        return self.decoding + int(result.verified[: self.decoding].sum()) + self.ids
+
     def add_prompt(self, ids: NDArray[np.int64], before: NDArray[np.int64], template: np.void, **fields: int) -> None:
         """Append a PREFILL row for ``ids`` [q]; ``before``: ids in front of them, oldest first.
 

@@ -106,9 +106,7 @@ class Loop:
             self.residence.sweep()
         self.scheduler.chunks.observe(flight.decoding, flight.prompt, result.seconds, flight.cut)
         self.metrics.steps.add()
-        rows = int(result.verified[: flight.step.count].sum()) + flight.step.ids
-        rows += flight.step.decoding
-        self.metrics.iteration_tokens.observe(rows)
+        self.metrics.iteration_tokens.observe(flight.step.rows_run(result))
         self.metrics.engine_seconds.observe(result.seconds)
         self.metrics.host_seconds.observe(self._host_seconds + self.now() - began)
         self._host_seconds = 0.0

@@ -148,9 +148,8 @@ class Results:
             self.table.accepted[slots, accepted] += 1
         if not self._observed:
             return
-        self.policy.observe(Observed(
-            slots, verified, accepted, result.confidence[at], result.drafted[at], int(step.sequences["rows"].sum()),
-            step.count, result.seconds))
+        self.policy.observe(Observed(slots, verified, accepted, result.confidence[at], result.drafted[at],
+                                     step.rows_run(result), step.ids, result.seconds))
 
     def _by_place(self, lengths: NDArray[np.int32]) -> list[int]:
         """[m], how many of ``lengths`` reach beyond each draft position."""

@@ -103,7 +103,8 @@ def simulate(policy: DraftPolicy, curve: CostCurve, profiles: tuple[Profile, ...
         seconds = float(curve.step(sequences + int(verified.sum()))) + curve.draft(int(wanted.sum()))
         drafted = np.where(wanted, BLOCK, 0).astype(np.int32)
         confidence = np.where(wanted[:, None], drafter.confidences(), np.nan).astype(np.float32)
-        policy.observe(Observed(slots, verified, accepted, confidence, drafted, sequences, sequences, seconds))
+        policy.observe(Observed(slots, verified, accepted, confidence, drafted, sequences + int(verified.sum()), 0,
+                                seconds))
         emitted += accepted + 1
         for slot in np.flatnonzero(emitted >= answer).tolist():
             emitted[slot], drafted[slot] = 0, 0

@@ -1,4 +1,4 @@
-"""What a step costs by its rows, and a block of drafts by its sequences: measured at the start and kept."""
+"""What a step costs by its rows, and a block of drafts by its sequences, and where that is kept."""
 
 from __future__ import annotations
 
@@ -79,26 +79,45 @@ def rising(seconds: list[float]) -> tuple[float, ...]:
     return tuple(float(x) for x in np.minimum.accumulate(seconds[::-1])[::-1])
 
 
-def kept_curve(folder: Path | None, identity: Mapping[str, str], measure: Callable[[], CostCurve]) -> CostCurve:
-    """The curve recorded for an identity, else a new one, which is recorded.
+@dataclass(frozen=True)
+class CostRecord:
+    """Where a curve is kept from one start to the next.
 
-    Args:
-        folder: where records lie; None: nothing is kept. ``identity``: engine and machine, whatever decides the times.
+    ``folder``: of all records; None: nothing is kept. ``identity``: engine and machine, whatever decides the times.
     """
-    file = None if folder is None else record_file(folder, identity)
-    if file is not None:
+
+    folder: Path | None
+    identity: Mapping[str, str]
+
+    @property
+    def file(self) -> Path | None:
+        return None if self.folder is None else record_file(self.folder, self.identity)
+
+    def read(self) -> CostCurve | None:
+        """None also for a record that cannot be read."""
+        if self.file is None:
+            return None
         try:
-            found = curve_of(json.loads(file.read_text(encoding="utf-8")).get("curve"))
+            return curve_of(json.loads(self.file.read_text(encoding="utf-8")).get("curve"))
         except (OSError, ValueError, AttributeError):
-            found = None
-        if found is not None:
-            return found
-    curve = measure()
-    events.info("costs_measured", rows=curve.rows[-1], step_seconds=curve.step_seconds[-1],
-                draft_seconds=curve.draft_seconds[-1], file=file)
-    if file is not None:
+            return None
+
+    def write(self, curve: CostCurve) -> None:
+        """Instead of what was kept before; where that fails it is said, and the engine goes on."""
+        if self.file is None:
+            return
         try:
-            write_record(file, {"curve": curve.record(), **identity})
+            write_record(self.file, {"curve": curve.record(), **self.identity})
         except OSError as error:
-            events.warn("costs_not_kept", file=file, reason=error)
+            events.warn("costs_not_kept", file=self.file, reason=error)
+
+
+def kept_curve(record: CostRecord, measure: Callable[[], CostCurve]) -> CostCurve:
+    """The recorded curve, else a new one, which is recorded."""
+    curve = record.read()
+    if curve is None:
+        curve = measure()
+        events.info("costs_measured", rows=curve.rows[-1], step_seconds=curve.step_seconds[-1],
+                    draft_seconds=curve.draft_seconds[-1], file=record.file)
+        record.write(curve)
     return curve

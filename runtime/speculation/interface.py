@@ -19,8 +19,8 @@ class Observed:
     Args:
         slots: [k], ``verified``, ``accepted``: [k] drafts; ``confidence``: [k, m] of the block made after the step,
             NaN where there is none. ``drafted``: [k] length of that block.
-        rows: all rows of the step, prompts among them; ``sequences``: all of its sequences.
-        seconds: time on the device.
+        rows: that ran, ``prompt_rows`` of prompts among them.
+        seconds: time on the device, with that of drafting.
     """
 
     slots: Slots
@@ -29,7 +29,7 @@ class Observed:
     confidence: NDArray[np.float32]
     drafted: Counts
     rows: int
-    sequences: int
+    prompt_rows: int
     seconds: float
 
 
@@ -58,6 +58,10 @@ class DraftPolicy(Protocol):
         """A step has ended."""
         ...
 
+    def close(self) -> None:
+        """The engine ends."""
+        ...
+
 
 class FixedDrafts:
     """Every sequence drafts and verifies ``count`` tokens in every step."""
@@ -78,4 +82,7 @@ class FixedDrafts:
         return -1
 
     def observe(self, seen: Observed) -> None:
+        pass
+
+    def close(self) -> None:
         pass

@@ -19,11 +19,14 @@ even drafts that are all right would pay, none is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.runtime.speculation.cost import CostCurve
 from deepinfer.runtime.speculation.interface import Counts, Observed, Slots
+from deepinfer.runtime.speculation.live import LiveCosts
 
 _POOL = 1024  # confidences that an estimate is made of, at least as many as one block of each sequence has
 _SAMPLE = 3.0  # sequences whose blocks say as much as the long record
@@ -41,18 +44,23 @@ _SHARE = 0.6  # of its costs that a sequence's drafts have to bring
 _SLOW = 0.05  # of the newest block in what a sequence's blocks bring: blocks of one text are alike for a while
 _DOUBT, _FEW = 3.0, 0.1  # a mean may be off by so many times the deviation of a count with that mean, and a few more
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048  # steps without drafts
+_FIRST_LOOK = 256  # steps until it is seen what sizes that are not run really cost; then twice as many each time
+_ENOUGH = 256  # steps after which their costs are worth keeping
 
 
 class ScheduledDrafts:
     """A `DraftPolicy`.
 
     Args:
-        curve: of the engine on this machine. ``slots``: of the engine; ``m``: drafts of a block.
+        curve: of the engine on this machine, as far as it is known. ``slots``: of the engine; ``m``: drafts of a block.
         limit: drafts that one sequence verifies in a step at most; None: its block.
+        keep: called at the end with the curve that the engine's steps showed, if there were enough of them.
     """
 
-    def __init__(self, curve: CostCurve, slots: int, m: int, limit: int | None = None) -> None:
-        self.curve, self.m, self.limit = curve, m, m if limit is None else limit
+    def __init__(self, curve: CostCurve, slots: int, m: int, limit: int | None = None,
+                 keep: Callable[[CostCurve], None] | None = None) -> None:
+        self.m, self.limit, self._keep = m, m if limit is None else limit, keep
+        self.costs = LiveCosts(curve)
         self.reach = np.full((slots, _HISTORY, m), np.nan)  # a_rj of each sequence's blocks, by place in the ring
         self.blocks = np.zeros(slots, np.int64)  # blocks made for the sequence in the slot
         self.ready = np.zeros(slots, bool)  # the newest block waits to be verified
@@ -71,8 +79,14 @@ class ScheduledDrafts:
         self.silent = False  # the draft head states no confidences
         self.now = 0  # steps planned
         self._asked: Slots = np.zeros(0, np.int64)
-        self._seconds = curve.step(np.arange(slots * (m + 1) + 1))  # of a step, by its rows
         self._last = 1
+        self._look_at = self._look_pause = _FIRST_LOOK
+        self._follow()
+
+    def _follow(self) -> None:
+        """Another cost curve."""
+        self.curve = self.costs.curve
+        self._seconds = self.curve.step(np.arange(len(self.reach) * (self.m + 1) + 1))  # of a step, by its rows
         self._most_speed: dict[int, float] = {}  # best speed-up that drafts could bring, by sequences
 
     # ---- DraftPolicy ------------------------------------------------------------------------------------------------
@@ -93,6 +107,8 @@ class ScheduledDrafts:
         return np.full(len(slots), self.limit, np.int32)
 
     def wanted(self, slots: Slots) -> NDArray[np.bool_]:
+        if self._looks:
+            return np.ones(len(slots), bool)
         if self.now < self.all_off_until or self._at_best(len(self._asked)) < _LEAST:
             return np.zeros(len(slots), bool)
         out: NDArray[np.bool_] = self.off_until[slots] <= self.now
@@ -117,6 +133,8 @@ class ScheduledDrafts:
         self.row = float(steps[best] - steps[0]) / max(best, 1)
         if self.told or self.silent:
             self._weigh(self.speed * float(steps[0]) / len(slots), len(slots))
+        if self._looks:
+            return 0 if self.now == self._look_at else min(room, 2 * best or count)
         return best
 
     def observe(self, seen: Observed) -> None:
@@ -132,6 +150,21 @@ class ScheduledDrafts:
             self.silent = bool(np.isnan(seen.confidence[fresh, 0]).all())
             self.reach[at, self.blocks[at] % _HISTORY] = np.cumprod(seen.confidence[fresh].astype(np.float64), axis=1)
             self.blocks[at] += 1
+        if not seen.prompt_rows and self.costs.observe(seen.rows, int(np.count_nonzero(fresh)), seen.seconds):
+            self._follow()
+
+    def close(self) -> None:
+        if self._keep is not None and self.costs.steps >= _ENOUGH:
+            self._keep(self.costs.curve)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether this step is one of two, the first without drafts and the other with more than pay, that show what
+        they cost: the curve may be wrong about sizes that are not run because of what it says."""
+        if self.now > self._look_at + 1:
+            self._look_pause = min(2 * self._look_pause, _LONGEST_PAUSE)
+            self._look_at = self.now + self._look_pause
+        return self.now >= self._look_at
 
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _hoped(self, slots: Slots, most: Counts) -> NDArray[np.float64]:

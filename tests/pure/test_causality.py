@@ -50,7 +50,7 @@ def chi_square(policy: ScheduledDrafts, steps: int) -> float:
         confidence = np.array([[0.8, 0.9 if drafts[0] == 0 else 0.05]], np.float32)
         drafted = 2
         policy.observe(Observed(slots, np.array([verified], np.int32), np.array([accepted], np.int32), confidence,
-                                np.array([2], np.int32), 1, 1, 0.0))
+                                np.array([2], np.int32), 1, 0, 0.0))
     expected = TARGET * counts.sum()
     return float(((counts - expected) ** 2 / expected).sum())
 

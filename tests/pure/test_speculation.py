@@ -19,7 +19,7 @@ from deepinfer.runtime.executor import DECODE, share_drafts
 from deepinfer.runtime.memory import SequenceMemory
 from deepinfer.runtime.sampling_params import SamplingParams
 from deepinfer.runtime.speculation.choose import draft_policy
-from deepinfer.runtime.speculation.cost import CostCurve, curve_of, kept_curve
+from deepinfer.runtime.speculation.cost import CostCurve, CostRecord, curve_of, kept_curve
 from deepinfer.runtime.speculation.interface import DraftPolicy, FixedDrafts, Observed
 from deepinfer.runtime.speculation.measure import ladder, measure_costs
 from deepinfer.runtime.speculation.scheduled import ScheduledDrafts
@@ -34,7 +34,7 @@ def observed(policy: DraftPolicy, slots: Sequence[int], confidence: Any, verifie
     k = len(slots)
     block = np.broadcast_to(np.asarray(confidence, np.float32), (k, np.shape(confidence)[-1]))
     policy.observe(Observed(np.asarray(slots), np.full(k, verified, np.int32), np.full(k, accepted, np.int32), block,
-                            np.full(k, block.shape[1], np.int32), k, k, 0.0))
+                            np.full(k, block.shape[1], np.int32), k, 0, 0.0))
 
 
 def planned(policy: ScheduledDrafts, slots: Sequence[int]) -> int:
@@ -88,7 +88,7 @@ def test_drafting_stops_where_it_does_not_pay_and_is_tried_again() -> None:
             accepted = np.where([i in good for i in slots], verified, 0).astype(np.int32)
             drafted = np.where(wanted, BLOCK, 0).astype(np.int32)
             block = np.where(wanted[:, None], rate, np.nan)
-            policy.observe(Observed(at, verified, accepted, block, drafted, 4, 4, 0.0))
+            policy.observe(Observed(at, verified, accepted, block, drafted, 4, 0, 0.0))
             found.append(wanted)
         return found
 
@@ -255,17 +255,19 @@ def test_a_curve_is_measured_once_for_engine_and_machine(tmp_path: Path) -> None
         measured.append(1)
         return FLAT
 
-    first, second = {"engine": "a", "machine": "m"}, {"engine": "b", "machine": "m"}
-    for identity in (first, first, second, second):
-        assert kept_curve(tmp_path / "costs", identity, measure) == FLAT
+    def kept(engine: str, folder: str = "costs") -> CostCurve:
+        return kept_curve(CostRecord(tmp_path / folder, {"engine": engine, "machine": "m"}), measure)
+
+    for engine in "aabb":
+        assert kept(engine) == FLAT
     assert len(measured) == 2
     for file in (tmp_path / "costs").iterdir():
         file.write_text("{" if len(measured) == 2 else json.dumps({"curve": {"form": 1}}))
         measured.append(0)
-    assert kept_curve(tmp_path / "costs", first, measure) == kept_curve(tmp_path / "costs", second, measure) == FLAT
-    assert sum(measured) == 4 and kept_curve(tmp_path / "costs", first, measure) == FLAT and sum(measured) == 4
+    assert kept("a") == kept("b") == FLAT
+    assert sum(measured) == 4 and kept("a") == FLAT and sum(measured) == 4
     (tmp_path / "file").touch()
-    assert kept_curve(tmp_path / "file", first, measure) == FLAT  # nowhere to write: measured, and said
+    assert kept("a", "file") == FLAT  # nowhere to write: measured, and said
 
 
 class TimedEngine(NullEngine):
