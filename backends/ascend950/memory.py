@@ -61,8 +61,8 @@ class Memory:
             if at + need > capacity:
                 raise PlanError(f"{self.kernel}: buffer {b.name} does not fit into {self.space}",
                                 found=f"{need} bytes at {at}", allowed=f"{capacity} bytes",
-                                next_step="keep to the defaults of --profile, --cache-format and --wo-a-input, whose "
-                                "rows are the shortest; a model too wide with these is not for this target yet")
+                                next_step="keep to the defaults of --profile and --cache-format, whose values are the "
+                                "shortest; a model too wide with these is not for this target yet")
             b.offset = at
             done.append(b)
             used = max(used, at + need)

@@ -56,10 +56,11 @@ def test_predicted_times_lie_above_the_roof(plan: Plan) -> None:
 
 
 def test_a_plan_beyond_a_capacity_names_the_buffer() -> None:
-    n = 40_000
-    operands = (Operand("value", "T", (4, n), "f32"), Operand("value", "T", (4, n), "bf16", write=True))
-    body = TileProgram((TileOp("load", (), (4, n), "f32", (("operand", 0),)),
-                        TileOp("encode", (0,), (4, n), "mxfp8(1,32)", (("dtype", "mxfp8(1,32)"),)),
-                        TileOp("store", (1,), (4, n), "mxfp8(1,32)", (("operand", 1),))))
+    n = 80_000  # rotated as one head, whose pairs no piece holds
+    operands = (Operand("value", "T", (n,), "f32"), Operand("value", "T", (32,), "f32"),
+                Operand("value", "T", (32,), "f32"), Operand("value", "T", (n,), "f32", write=True))
+    body = TileProgram((*(TileOp("load", (), o.dims, "f32", (("operand", i),)) for i, o in enumerate(operands[:3])),
+                        TileOp("pair_rotate", (0, 1, 2), (n,), "f32"),
+                        TileOp("store", (3,), (n,), "f32", (("operand", 3),))))
     with pytest.raises(PlanError, match=r"buffer \w+ does not fit into UB; found .* allowed 253952 bytes"):
         backend("ascend950").emit(KernelSpec("rowwise", "T", operands, (), (("body", body),), title="wide"))

@@ -20,10 +20,10 @@ from deepinfer.backends.cpu.tile.index import Ix
 from deepinfer.backends.cpu.tile.program import cleaned
 from deepinfer.backends.grid import Grid
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
-from deepinfer.errors import InternalError
+from deepinfer.errors import InternalError, PlanError
 
 HEADS, EXACT_HEADS = 64, 32  # most heads of one item, as bf16 and as f32: they share the decoded keys
-STORED = 8  # heads whose results are on their way out
+MOVED = (8, 4, 2, 1)  # heads whose queries, or results, are on their way: as many as fit
 KEYS, MINE = 64, 32  # keys of a tile, and of a vector core
 _CHOSEN = (("pos", 1 << 40), ("e", 0))  # work is asked for where selections have no gaps
 
@@ -171,11 +171,8 @@ def emit(spec: KernelSpec) -> AscendSource:
     signature.axis("seq"), signature.axis("pos")
     made = Sources(spec, signature)
     sources = [made.made(n, s) for n, s in enumerate(spec.get("sources"))]
-    memories = _memories(spec, sources, size, rows, wide, tall)
+    moved, memories, function, store = _fitting(spec, signature, sources, size, rows, wide, tall)
     ub = memories[0]
-    function, store = _epilogue(spec, signature, ub, heads, vd, tall)
-    for m in memories:
-        m.place()
     at: dict[str, Any] = {}
     for m in memories:
         at |= places(m)
@@ -187,7 +184,7 @@ def emit(spec: KernelSpec) -> AscendSource:
     text = resolved(["\n".join(function.text()), function.call()], ub)
     return render(spec, signature, [stage], memories, question=question, sources=sources, at=at, heads=heads,
                   group=group, rows=rows, d=d, vd=vd, wide=wide, tall=tall, size=size, kv=kv, share=share, keys=KEYS,
-                  mine=MINE, part=MINE // 2 if exact else MINE, grain=32 // size, stored=STORED,
+                  mine=MINE, part=MINE // 2 if exact else MINE, grain=32 // size, moved=moved,
                   element="bfloat16_t" if exact else "float", ub_element="uint16_t" if exact else "float",
                   q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
                   q_kind=signature.element(spec.get("q")), sink=signature.param(sink) if sink >= 0 else "",
@@ -198,15 +195,35 @@ def emit(spec: KernelSpec) -> AscendSource:
                   cube_buffers=[x for m in memories[1:] for x in m.declared()])
 
 
-def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wide: int, tall: int) -> list[Memory]:
+def _fitting(spec: KernelSpec, signature: Signature, sources: list[Source], size: int, rows: int, wide: int,
+             tall: int) -> tuple[int, list[Memory], Function, dict[str, Any]]:
+    """Heads that are moved at once, memories, and the epilogue's function and store."""
+    for moved in MOVED:
+        memories = _memories(spec, sources, size, rows, wide, tall, moved)
+        function, store = _epilogue(spec, signature, memories[0], tall, moved)
+        try:
+            for m in memories:
+                m.place()
+        except PlanError:
+            if moved == MOVED[-1]:
+                raise
+        else:
+            break
+    return moved, memories, function, store
+
+
+def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wide: int, tall: int,
+              moved: int) -> list[Memory]:
     ub, l1, l0a, l0b, l0c = (Memory(s, spec.title) for s in ("UB", "L1", "L0A", "L0B", "L0C"))
     q = stored(spec.operands[spec.get("q")].type).name
-    ub.new("q_raw", 8 * wide * (2 if q == "bf16" else 4) + 256)
-    ub.new("q_wide", 8 * wide * size)
+    ub.new("q_raw", moved * wide * (2 if q == "bf16" else 4) + 256)
+    ub.new("q_wide", moved * wide * size)
     pitch = max(max(s.keys.pitch, s.values.pitch if s.values else 0) for s in sources)
     ub.new("raw", MINE * pitch + 512)
     part = MINE // 2 if size == 2 else MINE  # keys that are decoded at once; f32 ones stay where they are decoded
-    ub.new("scales", part * 256 + 256)
+    fetched = [x for s in sources for x in (s.keys, s.values) if x]
+    if any(slot.part.dtype.is_block for x in fetched for slot in x.slots):
+        ub.new("scales", part * 256 + 256)
     ub.new("keys", part * wide * 4 + 512)
     if any(s.values for s in sources):
         ub.new("values", part * padded(tall, 64) * 4 + 512)
@@ -230,10 +247,10 @@ def _memories(spec: KernelSpec, sources: list[Source], size: int, rows: int, wid
     return [ub, l1, l0a, l0b, l0c]
 
 
-def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd: int,
-              tall: int) -> tuple[Function, dict[str, Any]]:
-    """Stores of rows of ``acc`` [heads of a vector core, features], from head ``h``."""
-    program = spec.slot("epilogue")
+def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, tall: int,
+              moved: int) -> tuple[Function, dict[str, Any]]:
+    """Stores of rows of ``acc`` [heads of a vector core, features], ``moved`` from head ``h`` on."""
+    program, heads, vd = spec.slot("epilogue"), spec.get("heads"), spec.get("value_dim")
     assert program is not None
     ops = cleaned(program, spec.operands)
     stores = [o for o in ops if o.op == "store"]
@@ -249,7 +266,7 @@ def _epilogue(spec: KernelSpec, signature: Signature, ub: Memory, heads: int, vd
 
     (o,) = stores
     element = signature.element(o.get("operand"))
-    out = ub.new("out", STORED * padded(vd, 16) * BYTES[element] + 256)
+    out = ub.new("out", moved * padded(vd, 16) * BYTES[element] + 256)
     f = Function(f"{spec.symbol}_e", ops, leaf)
     f.space.extents |= {"r": heads, LANE: vd}
     flat = {2: (Ix.var("r"), Ix.var(LANE)), 1: (Ix.var("r") * vd + Ix.var(LANE),)}

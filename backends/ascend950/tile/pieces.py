@@ -5,7 +5,7 @@ What is short stays in UB; a long operand is read piece by piece by every functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -251,36 +251,52 @@ def _cone(p: Printer, o: TileOp) -> list[int]:
     return sorted(seen)
 
 
-def splits(p: Printer, o: TileOp) -> bool:
-    """Whether a store falls into parts along its leading dim that are better made one after the other."""
+def led(p: Printer, o: TileOp) -> dict[int, int] | None:
+    """Ops below a store that fall into parts along its leading dim, with how many of their own leading rows belong to
+    one of the store's; None where one of them does not fall apart like that."""
+    lead, rows = o.dims[0], {o.args[0]: 1}
+    for x in reversed(_cone(p, o)):
+        q, times = p.ops[x], rows.get(x, 0)
+        if q.op not in (*ELEMENTWISE, *VIEWS, "load", "const", "pair_rotate", "encode", "reduce") or p.integers.has(x):
+            return None
+        if not times:
+            if (q.op == "load" and size(q) >= LEAST) or any(a in rows for a in q.args):
+                return None
+            continue
+        whole = q.op in ("slice", "reduce") and (q.get("dim") == 0 or 0 in (q.get("dims") or ()))
+        parted = q.op == "load" and p.signature.operand(q.get("operand")).dims[0] != q.dims[0]
+        if len(q.dims) < 2 or q.dims[0] != lead * times or whole or parted or q.op == "const":
+            return None
+        for n, a in enumerate(q.args):
+            below = p.ops[a].dims
+            if q.op == "reshape":
+                if len(below) < 2 or below[0] % lead:
+                    return None
+                share = below[0] // lead
+            else:
+                share = times if len(below) == len(q.dims) and below[0] == q.dims[0] else 0
+            if share != rows.get(a, share) or (not share and n == 0 and q.op in ("pair_rotate", "encode", "reduce")):
+                return None
+            if share:
+                rows[a] = share
+    return rows
+
+
+def splits(p: Printer, o: TileOp) -> dict[int, int] | None:
+    """``led`` of a store where its parts are better made one after the other, else None."""
     if p.part or len(o.dims) < 2 or o.dims[0] < 2 or size(o) < LEAST:
-        return False
-    lead, cone = o.dims[0], _cone(p, o)
+        return None
+    if p.spills and size(o) // o.dims[0] > 4 * PIECE:  # a part is too long itself
+        return None
+    cone = _cone(p, o)
     if not any(p.ops[x].op in ("pair_rotate", "encode") for x in cone) or any(
             x in p.arrays or x in p.far for x in cone):
-        return False
-    for x in cone:
-        q = p.ops[x]
-        with_lead = len(q.dims) == len(o.dims) and q.dims[0] == lead
-        if q.op not in (*ELEMENTWISE, *VIEWS, "load", "const", "pair_rotate", "encode", "reduce") or p.integers.has(x):
-            return False
-        if not with_lead and (any(_with(p, a, lead, o) for a in q.args) or (size(q) >= LEAST and q.op == "load")):
-            return False
-        if q.op in ("slice", "reduce") and with_lead and (q.get("dim") == 0 or 0 in (q.get("dims") or ())):
-            return False
-        if with_lead and q.op == "load" and p.signature.operand(q.get("operand")).dims[0] != lead:
-            return False
-        if with_lead and q.op == "reshape" and p.ops[q.args[0]].dims[:1] != q.dims[:1]:
-            return False
-    return True
+        return None
+    return led(p, o)
 
 
-def _with(p: Printer, i: int, lead: int, o: TileOp) -> bool:
-    return len(p.ops[i].dims) == len(o.dims) and p.ops[i].dims[0] == lead
-
-
-def split(p: Printer, o: TileOp) -> None:
-    """The part of a program below a store, in a loop over parts of its leading dim."""
+def split(p: Printer, o: TileOp, rows: Mapping[int, int]) -> None:
+    """The part of a program below a store, in a loop over parts of its leading dim; ``rows``: its ``led``."""
     from deepinfer.backends.ascend950.tile.printer import Printer
 
     lead, cone = o.dims[0], _cone(p, o)
@@ -290,16 +306,20 @@ def split(p: Printer, o: TileOp) -> None:
     ops = []
     for x in cone:
         q = p.ops[x]
-        dims = (part, *q.dims[1:]) if _with(p, x, lead, o) else q.dims
+        dims = (part * rows[x], *q.dims[1:]) if x in rows else q.dims
         ops.append(replace(q, args=tuple(number[a] for a in q.args), dims=dims))
     ops.append(replace(o, args=tuple(number[a] for a in o.args), dims=(part, *o.dims[1:])))
     p.count += 1
     inner = Printer(TileProgram(tuple(ops)), p.signature, p.memory, f"{p.prefix}{p.count}_", p.acc)
     inner.functions, inner.heads, inner.constants = p.functions, p.heads, p.constants
     inner.part, inner.turn, inner.step, first = part, "turn", p.step, p.step
-    for q in ops:  # what has no leading dim is loaded with the row
-        if q.op == "load" and not (len(q.dims) == len(o.dims) and q.dims[0] == part):
-            inner.operands[q.get("operand")] = p.loaded(q.get("operand"))
+    for x in cone:
+        if p.ops[x].op == "load":
+            operand = p.ops[x].get("operand")
+            if x in rows:
+                inner.parts[operand] = part * rows[x]
+            else:
+                inner.operands[operand] = p.loaded(operand)
     inner.statements()
     p.step = inner.step + 1
     p.outlive(inner.lines, first)

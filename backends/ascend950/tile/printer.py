@@ -55,6 +55,7 @@ class Printer:
                  spills: bool = False) -> None:
         self.signature, self.memory, self.prefix, self.acc = signature, memory, prefix, acc
         self.pieces, self.spills, self.part, self.turn = pieces, spills, 0, "io"
+        self.parts: dict[int, int] = {}  # leading rows of operands that belong to a part
         self.far: dict[int, Far] = {}
         self.spilled = 0  # bytes of a row in memory
         self.analysis = analyse(program, signature.spec.operands, last=last)
@@ -140,7 +141,7 @@ class Printer:
         element = s.element(operand)
         if element not in ("*f32", "*bf16"):
             raise InternalError(f"operand {operand} of {op.dtype} is no array of floats")
-        if self.part and op.dims[0] % self.part == 0 and op.dims[0] > self.part:
+        if operand in self.parts:
             return self._loaded_part(operand)
         nbytes = op.size * BYTES[element]
         once = op.role == "param"
@@ -155,9 +156,9 @@ class Printer:
         return self.operands[operand]
 
     def _loaded_part(self, operand: int) -> Array:
-        """``part`` of the leading dim of an operand: part number ``part``."""
+        """Rows of the leading dim of an operand: part number ``part``."""
         s, op, element = self.signature, self.signature.operand(operand), self.signature.element(operand)
-        count = op.size // op.dims[0] * self.part
+        count = op.size // op.dims[0] * self.parts[operand]
         b = self.fixed(f"p{operand}", count * BYTES[element], 2)
         row = s.param(operand) if op.role == "param" else (
             f"{s.value(operand)} + ({s.row_of(op.rows)}) * {s.elements(operand)}")

@@ -34,8 +34,9 @@ def store(p: Printer, o: TileOp) -> None:
         p.say("di_scalar_to_copies();")
         p.stores.append(f"di_out({target}, {p.at(b, 'uint8_t')}, {nbytes});")
         return
-    if p.pieces and pieces.splits(p, o):
-        pieces.split(p, o)
+    parts = pieces.splits(p, o) if p.pieces else None
+    if parts:
+        pieces.split(p, o, parts)
         return
     if p.pieces and size(o) >= pieces.LEAST and not p.part:
         joined, to = p.ops[source], spill.Far(target, C_TYPES[element])
