@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "di_memory": [_POINTER, _I32, _I32, _I32, ctypes.POINTER(_I64)],
     "di_allocate": [_POINTER, _I32, _I32, _I32],
     "di_bind": [_POINTER, _I32, _I32, _POINTER, _POINTER],
+    "di_tables": [_POINTER, _I32],
     "di_run": [_POINTER, ctypes.c_char_p, _I32, _POINTER, _POINTER, _POINTER, _POINTER],
     "di_output": [_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64),
                   ctypes.POINTER(_I64)],
@@ -190,15 +191,18 @@ class NativeEngine:
         self._runner.call("di_memory_policy", policy, ctypes.byref(nodes), opened=False)
         return nodes.value
 
-    def bind(self, binding: Binding, advance: Callable[[int], None] = lambda _: None) -> None:
+    def bind(self, binding: Binding, advance: Callable[[int], None] = lambda _: None, *,
+             tables_in_memory: bool = False) -> None:
         """Points every parameter at its tensors and makes the first step as fast as any. On the host nothing is copied
-        and ``binding`` is kept alive; a device gets the tensors once, and ``advance`` is told the bytes."""
+        and ``binding`` is kept alive; a device gets the tensors once, and ``advance`` is told the bytes. Rows of lookup
+        tables are asked for ahead of their use unless ``tables_in_memory``."""
         addresses = binding.addresses() if self._device is None else self._uploaded(binding, advance)
         for index, tensors in enumerate(addresses):
             for i, (data, scale) in enumerate(tensors):
                 self._runner.call("di_bind", index, i, data, scale or None)
         if self._device is None:
             self._bound = binding
+        self._runner.call("di_tables", int(tables_in_memory))
         self._runner.call("di_warm")
 
     def _uploaded(self, binding: Any, advance: Callable[[int], None]) -> Iterator[list[tuple[int, int]]]:

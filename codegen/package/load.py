@@ -126,7 +126,7 @@ class EnginePackage:
                                    progress=progress)
             with bar("copying weights to the device", sum(d + s for t in weights.sizes() for d, s in t),
                      progress and device is not None) as advance:
-                engine.bind(weights, advance)
+                engine.bind(weights, advance, tables_in_memory=weights.tables_in_memory)
             engine.checkpoint = checkpoint.folder
         except BaseException:
             engine.close()

@@ -46,6 +46,8 @@ def bind_weights(checkpoint: Checkpoint, params: Sequence[ParamDecl], model: Map
     elif depth != "off":
         with bar("reading packed weights", pack.bytes, progress) as advance:
             check_pack(pack, threads=threads, advance=advance)
+    read = depth == "weights" if pack is None else depth != "off"
+    weights.tables_in_memory = read and not tables_left_out(weights)
     events.info("weights_bound", checkpoint=checkpoint.name, revision=checkpoint.revision, parameters=len(params),
                 copied_bytes=weights.copied.bytes)
     return weights

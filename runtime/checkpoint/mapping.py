@@ -33,11 +33,14 @@ class Weights:
         places: tensors by name, checked against ``params``.
         params: in the order of the launch table.
         derived: values of derived parameters by name, in their parameter's dtype.
+
+    ``tables_in_memory``: whoever started the engine has just read all lookup tables, and they are small.
     """
 
     def __init__(self, places: Mapping[str, Place], params: Sequence[ParamDecl],
                  derived: Mapping[str, NDArray[Any]]) -> None:
         self.params, self.copied = tuple(params), Copied()
+        self.tables_in_memory = False
         self._places = places
         self._derived = {name: np.ascontiguousarray(value) for name, value in derived.items()}
         self._maps: dict[Path, mmap.mmap] = {}

@@ -4,7 +4,7 @@
 #define DEEPINFER_ABI_H
 #include <stdint.h>
 
-#define DI_ABI 4
+#define DI_ABI 5
 #define DI_MAX_AXES 12   // 0 step, 1 kept, 2 wanted, 3 seq, 4.. one per compressed ratio of the launch table
 
 enum { DI_AXIS_STEP = 0, DI_AXIS_KEPT = 1, DI_AXIS_WANTED = 2, DI_AXIS_SEQ = 3, DI_AXIS_GROUPS = 4 };
@@ -94,7 +94,7 @@ typedef struct {
     const int64_t* token_ids; // [step rows]
     const int64_t* lookback;  // [step rows][lookback_tokens + 1], newest first, -1 before the sequence start
     int32_t lookback_width;   // lookback_tokens + 1
-    int32_t reserved;
+    int32_t tables_in_memory; // rows of lookup tables are not asked for ahead (di_tables)
     const int32_t* const* pins;  // [pins of the launch table] selections from outside, or null: [rows of the region][k]
     const DiDraw* draws;      // [rows of the axis that draws]; null: the largest logit of each row
 } DiStep;
@@ -200,6 +200,9 @@ int di_allocate(DiEngine*, int32_t slots, int32_t blocks, int32_t threads);
 // Tensor i of parameter `index` (i = 0 unless it is a stack). Memory stays the caller's. On a device: addresses in the
 // memory of di_room, the tensors of a stack one after the other.
 int di_bind(DiEngine*, int32_t index, int32_t i, const void* data, const void* scale);
+// Whether the lookup tables are known to lie in memory. Where they do not (the default), kernels ask for their rows ahead,
+// which costs a system call for each.
+int di_tables(DiEngine*, int32_t in_memory);
 // Runs one entry over a batch. token_ids: concatenated rows; lookback: as DiStep; pins: null or one pointer per pin.
 int di_run(DiEngine*, const char* entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
            const int64_t* lookback, const int32_t* const* pins);

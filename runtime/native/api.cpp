@@ -82,6 +82,10 @@ DI_EXPORT int di_bind(DiEngine* engine, int32_t index, int32_t i, const void* da
     return guarded(engine, [&] { engine->bind(index, i, data, scale); });
 }
 
+DI_EXPORT int di_tables(DiEngine* engine, int32_t in_memory) {
+    return guarded(engine, [&] { engine->tables(in_memory != 0); });
+}
+
 DI_EXPORT int di_run(DiEngine* engine, const char* entry, int32_t seqs, const DiSeq* seq, const int64_t* token_ids,
                      const int64_t* lookback, const int32_t* const* pins) {
     return guarded(engine, [&] { engine->run(entry, seqs, seq, token_ids, lookback, pins); });

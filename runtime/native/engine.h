@@ -25,6 +25,7 @@ struct DiEngine {
     virtual Layout layout(int32_t slots, int32_t blocks, int32_t threads) const;
     virtual void allocate(int32_t slots, int32_t blocks, int32_t threads) = 0;
     virtual void bind(int32_t index, int32_t i, const void* data, const void* scale);
+    void tables(bool in_memory) { step_.tables(in_memory); }
     virtual void profile(bool on, const double** times, int32_t* launches) = 0;
     virtual void place(const int32_t* cpus, int32_t count);
     // Memory of a device; for the host there is nothing to do (abi.h).

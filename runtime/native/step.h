@@ -21,6 +21,9 @@ class Step {
     // What the rows of the axis that draws know; null: the largest logit of each. Holds until the next fill.
     void draw(const DiDraw* draws) { view_.draws = draws; }
 
+    // Whether kernels need not ask for rows of lookup tables ahead.
+    void tables(bool in_memory) { view_.tables_in_memory = in_memory; }
+
     const DiStep& view() const { return view_; }
     const void* input(int32_t which) const;
     int64_t rows(int32_t axis) const { return view_.axis[axis].rows; }

@@ -44,7 +44,7 @@ class DiSeq(ctypes.Structure):
 class DiStep(ctypes.Structure):
     _fields_ = (("seqs", ctypes.c_int32), ("block_tokens", ctypes.c_int32), ("seq", _VOID), ("axis", DiAxis * MAX_AXES),
                 ("token_ids", _VOID), ("lookback", _VOID), ("lookback_width", ctypes.c_int32),
-                ("reserved", ctypes.c_int32), ("pins", _VOID), ("draws", _VOID))
+                ("tables_in_memory", ctypes.c_int32), ("pins", _VOID), ("draws", _VOID))
 
 
 class DiParam(ctypes.Structure):

@@ -17,7 +17,8 @@ from deepinfer.codegen import compile_engine
 from deepinfer.codegen.package import load_engine, pack_weights
 from deepinfer.codegen.package.aside import aside_of
 from deepinfer.errors import ArtifactError, PlanError
-from deepinfer.runtime.checkpoint import open_checkpoint, packed, room
+from deepinfer.runtime.checkpoint import open_checkpoint, packed, room, scan
+from deepinfer.runtime.checkpoint.bind import bind_weights
 
 CASE = "v41_a_f32"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -43,6 +44,21 @@ def answer(engine: Path, checkpoint: Path | None = None) -> list[int]:
 
 def test_an_engine_with_packed_weights_needs_no_checkpoint_and_answers_the_same(engine: Path) -> None:
     assert answer(engine) == answer(engine, checkpoint_of(CASE))
+
+
+@pytest.mark.parametrize(("depth", "packed", "small", "there"), [
+    ("weights", False, True, True), ("plain", False, True, False), ("off", False, True, False),
+    ("weights", False, False, False), ("plain", True, True, True), ("off", True, True, False),
+    ("weights", True, False, False)])
+def test_rows_of_tables_are_not_asked_for_where_the_start_has_read_them_and_they_are_small(
+        engine: Path, depth: str, packed: bool, small: bool, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = load_engine(engine)
+    assert any(p.table and not p.derive for p in package.interface.params)
+    if not small:
+        monkeypatch.setattr(scan, "SMALL_TABLES", 0)
+    checkpoint = open_checkpoint(engine / "weights" if packed else checkpoint_of(CASE))
+    weights = bind_weights(checkpoint, package.interface.params, package.manifest["model"], depth=depth, progress=False)
+    assert weights.tables_in_memory == there
 
 
 def test_packed_tensors_are_a_safetensors_file_in_the_order_of_the_launch_table(engine: Path) -> None:

@@ -219,6 +219,14 @@ def test_parameters_scales_and_pins_reach_kernels(lib: Path) -> None:
     assert engine.run("step", batch)["pinned"].tolist() == [[-1, -1]] * 2
 
 
+def test_kernels_are_told_whether_lookup_tables_lie_in_memory(lib: Path) -> None:
+    engine, batch = opened(lib), Batch(LIMITS)
+    batch.add([1], slot=0, c=0, blocks=table_of(0, 1))
+    for there in (True, False):
+        engine.bind(Weights(), tables_in_memory=there)
+        assert engine.run("step", batch)["params"].tolist() == [5 + 10 + 40 + 90 + 1000 * there]
+
+
 def test_memory_is_told_before_it_is_taken(lib: Path) -> None:
     memory = Runner(lib).memory(slots=3, blocks=7, threads=2)
     assert (memory.arena, memory.scratch) == (16384, 2 * 1024)

@@ -10,7 +10,8 @@ namespace DI_ISA {
 
 // Starts to read the pages of `bytes` bytes from the file that they are mapped from and does not wait; nothing happens to
 // pages that are there. It is a wish: no error of it matters, the lookup itself waits for its page.
-DI_INLINE void di_fetch(const char* p, int64_t bytes) {
+DI_INLINE void di_fetch(const DiStep* step, const char* p, int64_t bytes) {
+    if (step->tables_in_memory) return;
     const uintptr_t first = (uintptr_t)p & ~((uintptr_t)getpagesize() - 1);
     madvise((void*)first, (uintptr_t)p + (uintptr_t)bytes - first, MADV_WILLNEED);
 }

@@ -263,10 +263,10 @@ def _fetch(p: Printer, i: int, o: TileOp) -> list[str]:
     p.place(o.get("operand"))  # declares the pointer
     b.lines.append(f"const int64_t g = {b.value(o.args[0], nest.index)};")
     row_bytes = table.type.data_bytes(width)
-    b.lines.append(f"di_fetch((const char*){name} + g * {row_bytes}, {row_bytes});")
+    b.lines.append(f"di_fetch(step, (const char*){name} + g * {row_bytes}, {row_bytes});")
     if table.type.is_block:
         n = -(-width // c)
-        b.lines.append(f"di_fetch((const char*){name}_scale + g / {r} * {n}, {n});")
+        b.lines.append(f"di_fetch(step, (const char*){name}_scale + g / {r} * {n}, {n});")
     return nest.text()
 
 

@@ -93,7 +93,7 @@ void pages_sum(const DiArgs* a) {
 void params(const DiArgs* a) {
     const DiParam* w = (const DiParam*)a->p[0];
     const DiParam* e = (const DiParam*)a->p[1];
-    int64_t sum = *(const int64_t*)w->data;
+    int64_t sum = *(const int64_t*)w->data + 1000 * a->step->tables_in_memory;
     for (int i = 0; i < 3; ++i) sum += *(const int64_t*)e[i].data * *(const uint8_t*)e[i].scale;
     Span r = rows_of(a, 1);
     for (int64_t i = r.lo; i < r.hi; ++i) *row_of(a->p[2], i) = sum;
