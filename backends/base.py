@@ -47,10 +47,10 @@ class Capabilities:
     ``prologue`` / ``epilogue``: widest granularity of the slot before / after each family's anchor. ``shared_input``:
     contractions of the same rows run in one kernel. ``group``: most elements of a group that a slot of that granularity
     holds, 0 for any. ``row_columns``: most results of a contraction that rowwise kernels carry, 0 for none.
-    ``mixed_tiles``: unrelated contractions may share a launch.
-    ``ticket``: the last block of a row can run a row-wide step after the anchor in the same kernel. ``barrier_us``:
-    cost
-    of a kernel boundary. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that
+    ``mixed_tiles``: unrelated contractions may share a launch. ``ticket``: the last block of a row can run a row-wide
+    step after the anchor in the same kernel. ``barrier_us``: cost of a kernel boundary. ``workspace_bytes``: values
+    inside row loops (codegen/plan/row_loops.py): little where caches should hold them, much where a product of few rows
+    is slow. ``on_chip_bytes``: bytes of live row data a kernel may hold. ``draws``: there are kernels that
     draw tokens; else drafts are the largest logits, and the runtime draws on the host. ``fetches``: rows of lookup
     tables can be asked for ahead of their use. ``roofs``: machines that reports predict for; they change no code.
     """
@@ -64,6 +64,7 @@ class Capabilities:
     mixed_tiles: bool = False
     ticket: bool = False
     barrier_us: float = 1.0
+    workspace_bytes: int = 64 << 20
     on_chip_bytes: int = 1 << 20
     draws: bool = False
     fetches: bool = False

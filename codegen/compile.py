@@ -23,7 +23,6 @@ from deepinfer.codegen.lower import Plan, lower
 from deepinfer.codegen.origin import remember
 from deepinfer.codegen.package import EngineContents, check_out, load_engine, pack_weights, write_engine
 from deepinfer.codegen.plan.barriers import barriers, decode_rows
-from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.config import Config
 from deepinfer.dsl.model import EngineOptions, Model
 from deepinfer.errors import ArtifactError, SpecError
@@ -50,13 +49,14 @@ class Compiled:
 def compile_engine(*, model: str, out: Path, target: str, options: EngineOptions | None = None,
                    revision: str | None = None, wheel: bool = False, dump_ir: Path | None = None,
                    jobs: int | None = None, isa: str = ALL, spec: str | None = None, console: Console | None = None,
-                   workspace_bytes: int = WORKSPACE_BYTES, pack: bool = False) -> Compiled:
+                   workspace_bytes: int | None = None, pack: bool = False) -> Compiled:
     """Compile a model for one target into the engine folder ``out``.
 
     ``model``: a folder with config.json (weights are not read; their headers decide the storage formats) or a hub id.
     ``isa``: ``all`` instruction sets of the target, or ``host``: the best one of this machine, which takes less time
     and gives an engine that other machines may not run. ``spec``: dotted name of a spec module, for models that are
-    not registered; ``workspace_bytes``: memory of the values inside a row loop (plan/row_loops.py). ``pack``: also lay
+    not registered; ``workspace_bytes``: memory of the values inside a row loop (plan/row_loops.py), None: as the
+    target's capabilities say. ``pack``: also lay
     the weights out beside the engine, checked once (package/pack.py). Raises SpecError, PlanError, ToolchainError,
     ArtifactError; nothing is left behind half-written.
     """

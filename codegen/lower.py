@@ -15,7 +15,6 @@ from deepinfer.codegen.passes.numerics import drop_rounding
 from deepinfer.codegen.passes.sampling import ENTRY as SAMPLE
 from deepinfer.codegen.passes.sampling import sampling, without_draws
 from deepinfer.codegen.plan.checks import check_table
-from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.codegen.plan.sequence_state import SequenceState
 from deepinfer.codegen.plan.table import Lowered, build_table
 from deepinfer.dsl.graph import Graph
@@ -59,11 +58,11 @@ def row_limits(model: Model) -> dict[str, int]:
 
 
 def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = None,
-          on_pass: Callable[[str], None] | None = None, workspace_bytes: int = WORKSPACE_BYTES) -> Plan:
+          on_pass: Callable[[str], None] | None = None, workspace_bytes: int | None = None) -> Plan:
     """Trace, choose numerics, narrow rows, fuse and lay out: everything up to source text.
 
-    ``dump``: folder for one numbered text file a pass; ``workspace_bytes``: see ``plan/row_loops.py``. Raises
-    SpecError, PlanError.
+    ``dump``: folder for one numbered text file a pass; ``workspace_bytes``: see ``plan/row_loops.py``, None: as the
+    target's capabilities say. Raises SpecError, PlanError.
     """
     log = PassLog(dump, on_pass)
     with log.run("trace") as text:
@@ -97,7 +96,7 @@ def lower(model: Model, backend: Backend, target: str, *, dump: Path | None = No
     with log.run("plan") as text:
         lowered = build_table(graphs, regions, model.params.declared, backend, limits=row_limits(model),
                               block_tokens=model.block_tokens, lookback=model.lookback_tokens,
-                              workspace_bytes=workspace_bytes)
+                              workspace_bytes=caps.workspace_bytes if workspace_bytes is None else workspace_bytes)
         lowered.table.positions = model.options.max_model_len + model.draft_tokens
         if SAMPLE in graphs:
             drafts = model.draft_tokens if "draft" in graphs else 0

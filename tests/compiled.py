@@ -16,7 +16,6 @@ from rich.console import Console
 
 from deepinfer.backends.base import HOST
 from deepinfer.codegen.compile import compile_engine
-from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.model import EngineOptions
 
 # Another target runs the same tests: ascend950 on its CPU twin, with DEEPINFER_ASCEND_TWIN=1.
@@ -36,14 +35,15 @@ def checkpoint_of(name: str) -> Path:
     return folder
 
 
-def engine_of(name: str, isa: str = HOST, workspace_bytes: int = WORKSPACE_BYTES, target: str = TARGET,
+def engine_of(name: str, isa: str = HOST, workspace_bytes: int | None = None, target: str = TARGET,
               **options: Any) -> Path:
     """The engine folder of a case under its formats, with ``options`` laid over them; as a rule for this machine."""
     return _compiled(name, isa, workspace_bytes, target, tuple(sorted((load_case(name).formats | options).items())))
 
 
 @cache
-def _compiled(name: str, isa: str, workspace_bytes: int, target: str, options: tuple[tuple[str, Any], ...]) -> Path:
+def _compiled(name: str, isa: str, workspace_bytes: int | None, target: str,
+              options: tuple[tuple[str, Any], ...]) -> Path:
     folder = Path(_ROOT.name) / f"engine_{name}_{len(list(Path(_ROOT.name).iterdir()))}"
     compile_engine(model=str(checkpoint_of(name)), out=folder, target=target, isa=isa, workspace_bytes=workspace_bytes,
                    options=EngineOptions(**dict(options)), console=Console(file=io.StringIO()))

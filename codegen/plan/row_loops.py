@@ -16,7 +16,6 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.codegen.plan.launch import Buffer, Commit, EntryTable, Launch, Loop
 from deepinfer.dsl.types import KEPT, STEP
 
-WORKSPACE_BYTES = 64 << 20
 _TILE = 64  # rows: fewer leave a matrix kernel without reuse of its weights
 _AXES = (str(STEP), str(KEPT))
 

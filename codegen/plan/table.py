@@ -22,7 +22,7 @@ from deepinfer.codegen.plan.launch import (
     TableParam,
     TableState,
 )
-from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES, add_row_loops, lifetimes
+from deepinfer.codegen.plan.row_loops import add_row_loops, lifetimes
 from deepinfer.dsl.graph import Graph
 from deepinfer.dsl.params import ParamDecl
 from deepinfer.dsl.state import Paged, State
@@ -219,7 +219,7 @@ class _EntryBuilder:
 
 def build_table(graphs: Mapping[str, Graph], regions: Mapping[str, list[Region]], params: Mapping[str, ParamDecl],
                 backend: Backend, *, limits: dict[str, int], block_tokens: int, lookback: int,
-                workspace_bytes: int = WORKSPACE_BYTES) -> Lowered:
+                workspace_bytes: int) -> Lowered:
     """The launch table of an engine.
 
     ``limits``: most rows of ``step``, ``kept``, ``wanted`` and ``seq``; ``workspace_bytes``: what the values inside a

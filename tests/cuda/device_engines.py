@@ -34,7 +34,6 @@ from deepinfer.accelerator import resolve_target
 from deepinfer.backends.cuda_sm100 import toolchain
 from deepinfer.backends.cuda_sm100.source import Stage
 from deepinfer.codegen.compile import compile_engine
-from deepinfer.codegen.plan.row_loops import WORKSPACE_BYTES
 from deepinfer.dsl.model import EngineOptions
 from deepinfer.runtime.native_engine import Runner
 
@@ -42,10 +41,10 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 768, "max_model_len": 768}
 FILES = ("test_engine_v41.py", "test_engine_v4.py", "test_engine_bf16.py", "test_engine_rows.py")
 _WORKERS, _JOBS = 6, 4
-Key = tuple[str, int, tuple[tuple[str, Any], ...]]
+Key = tuple[str, int | None, tuple[tuple[str, Any], ...]]
 
 
-def key(name: str, workspace: int = WORKSPACE_BYTES, **options: Any) -> Key:
+def key(name: str, workspace: int | None = None, **options: Any) -> Key:
     return name, workspace, tuple(sorted((load_case(name).formats | LIMITS | options).items()))
 
 
@@ -64,7 +63,7 @@ def folder_of(root: Path, k: Key) -> Path:
     name, workspace, options = k
     other = {o: v for o, v in options if o not in LIMITS and o != "profile" and load_case(name).formats.get(o) != v}
     parts = [name, str(dict(options)["profile"]), *(f"{o}_{v}" for o, v in sorted(other.items()))]
-    return root / "_".join([*parts, *(["tiles"] if workspace != WORKSPACE_BYTES else [])])
+    return root / "_".join([*parts, *(["tiles"] if workspace is not None else [])])
 
 
 def tolerate_spills() -> list[str]:
@@ -128,7 +127,7 @@ def main(out: str, root: str, *arguments: str) -> int:
     compiling = time.monotonic() - start
     print(f"{len(made)} engines in {compiling:.0f} s; broken: {broken}", flush=True)
 
-    def ready(name: str, isa: str = "", workspace_bytes: int = WORKSPACE_BYTES, **options: Any) -> Path:
+    def ready(name: str, isa: str = "", workspace_bytes: int | None = None, **options: Any) -> Path:
         folder = folder_of(place, (name, workspace_bytes, tuple(sorted((load_case(name).formats | options).items()))))
         if not folder.is_dir():
             raise AssertionError(f"no engine {folder.name}: {broken.get(folder.name, 'not compiled')}")

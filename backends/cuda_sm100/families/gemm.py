@@ -24,7 +24,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import InternalError
 
 _SUMMED = (16, 64)  # rows and columns that a program adds parts of
-_PAIRED = 16  # tokens of a tile up to which FP8 weights are read in words
+_PAIRED = 16  # tokens of a tile up to which FP8 weights are read in words, where an epilogue follows the sums
 _READY = (64, 256)  # rows and features of weights that a program makes ready
 
 
@@ -94,7 +94,7 @@ def emit(spec: KernelSpec, schedule: Schedule | None = None) -> CudaSource:
     return render(spec, signature, variants, scratch=scratch, k=k, x=signature.value(spec.get("x")),
                   x_at=signature.row_of(x.rows), x_row=signature.elements(spec.get("x")), groups=groups,
                   lead=leads, tiles=tiles, even=k % max(depths) == 0, kinds=kinds, parts=parts, share=share, wide=place,
-                  ready=ready, paired=_PAIRED if words else 0,
+                  ready=ready, words=words, paired=_PAIRED,
                   stride=f"(row_stop - row_first) * {leads}" if apart >= MANY else apart)
 
 
