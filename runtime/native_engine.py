@@ -103,9 +103,6 @@ class Runner:
         try:
             self._dll = ctypes.CDLL(str(lib / "runner.so"))
         except OSError as error:
-            if "libgomp" in str(error):
-                raise ToolchainError("the OpenMP library is missing", where=str(lib), found=str(error),
-                                     next_step="install libgomp (package libgomp1 or libgomp)") from None
             raise ArtifactError("the runner of the engine cannot be loaded", where=str(lib), found=str(error),
                                 next_step="compile the engine again on this kind of machine") from None
         for name, arguments in _SIGNATURES.items():

@@ -1,7 +1,7 @@
-"""How often the threads of a step wait for each other: the rule of runtime/native/runner.cpp, counted ahead of time.
+"""How often the threads of a step meet: the rule of runtime/native/team.cpp, counted ahead of time.
 
-After a launch or commit everybody waits, unless it and what follows it have a single item each: both are then the first
-thread's. A launch without items (no group ends in the step) is not met at all.
+A launch or commit of several items is shared by the threads, and ends when all of its items have been done. One of a
+single item is the calling thread's alone; one without items (no group ends in the step) is not met at all.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ def items(entry: EntryTable, rows: Mapping[str, int]) -> list[int]:
 
 def barriers(entry: EntryTable, rows: Mapping[str, int]) -> int:
     """Barriers of one step of several threads; a row loop that fits into one tile is as none."""
-    met, alone = 0, False
-    for n in reversed(items(entry, rows)):
-        if not n:
-            continue
-        met += not (n == 1 and alone)
-        alone = n == 1
-    return met
+    return sum(n > 1 for n in items(entry, rows))
 
 
 def decode_rows(entry: EntryTable, sequences: int = 1) -> dict[str, int]:

@@ -22,12 +22,12 @@ from deepinfer.machine import GXX_MINIMUM, cxx_compiler
 LIBRARY = "runner.so"
 SOURCE_FOLDER = Path(__file__).resolve().parent
 # libstdc++ goes into the library, so that an engine runs where no compiler was ever installed.
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra",
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra",
          "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--build-id=none", "-Wl,--exclude-libs,ALL")
 LIBRARIES = ("-ldl",)
 HOST = "host"
 # What runs kernels on the threads of this machine; all else in the source folder is part of every runner.
-_OF_HOST = ("barrier.h", "host.cpp", "host.h", "probe.cpp", "runner.cpp")
+_OF_HOST = ("host.cpp", "host.h", "probe.cpp", "runner.cpp", "team.cpp", "team.h")
 _OF_DEVICES = "device"
 # Draws that a device leaves to the host are made by the text of the kernels for hosts.
 _DRAWS = "../../backends/cpu/include"
@@ -46,7 +46,7 @@ def runner_flags(kind: str = HOST) -> tuple[str, ...]:
     """Flags of the compiler for a runner."""
     if kind == HOST:
         return FLAGS
-    return (*(f for f in FLAGS if f != "-fopenmp"), *_OF_DRAWS)
+    return (*FLAGS, *_OF_DRAWS)
 
 
 @lru_cache(maxsize=1)

@@ -42,6 +42,7 @@ void HostEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     slot_states_.allocate(slots);
     plans_.resize(table_.entries.size());
     for (size_t e = 0; e < plans_.size(); ++e) make_plan((int32_t)e);
+    team_.begin(threads);
     slots_ = slots;
     blocks_ = blocks;
     threads_ = threads;
@@ -76,7 +77,6 @@ void HostEngine::make_plan(int32_t entry) {
         const bool tiled = a.kind == 'b' && e.buffers[(size_t)a.index].rows;
         plan.tile_bytes.push_back(tiled ? e.buffers[(size_t)a.index].row_bytes : 0);
     }
-    plan.dealers.reset(new Dealer[e.phases.size()]);
     plan.microseconds.resize(e.phases.size());
 }
 

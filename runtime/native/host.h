@@ -1,8 +1,8 @@
 // The engine whose kernels are functions of a shared object, run by threads of this process.
 #ifndef DEEPINFER_HOST_H
 #define DEEPINFER_HOST_H
-#include "barrier.h"
 #include "engine.h"
+#include "team.h"
 
 // A shared object, closed with the engine.
 class Library {
@@ -18,13 +18,6 @@ class Library {
     void* handle_;
 };
 
-// Takes items 0 .. items - 1 of one phase; on a cache line of its own, since all threads write it.
-struct alignas(64) Dealer {
-    std::atomic<int64_t> next{0};
-    int64_t items = 0;
-    bool meet = true;  // all threads wait for each other after this phase
-};
-
 // Rows of a row loop that are at work; outside of one all rows.
 struct Tile {
     int64_t first = 0;
@@ -36,7 +29,6 @@ struct Plan {
     std::vector<DiState> states;
     std::vector<void*> args;
     std::vector<std::pair<size_t, int32_t>> pin_args;  // (place in args, pin)
-    std::unique_ptr<Dealer[]> dealers;                 // by phase
     std::vector<double> microseconds;                  // by phase, summed over the tiles of a row loop
     std::vector<int64_t> tile_bytes;                   // by argument: bytes of a row if it holds one tile, else 0
 };
@@ -59,21 +51,18 @@ class HostEngine final : public DiEngine {
     Block arena_, scratch_, rings_, pages_;
     std::vector<Plan> plans_;
     bool profiling_ = false;
-    Barrier barrier_;
     std::vector<int32_t> cpus_;  // where threads run, empty: anywhere
     int32_t placed_ = 0;         // how often that was said
+    Clock::time_point mark_;     // until when phases have been timed
+    Team team_;                  // last: its threads end before what they work on
+
+    struct Work;
 
     void make_plan(int32_t entry);
-    void deal(const EntryRow& entry, Plan& plan);
-    void execute(const EntryRow& entry, Plan& plan);
-    void settle(int32_t thread) const;
-    void work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread);
-    void phases(const EntryRow& entry, Plan& plan, int32_t thread);
-    void loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start);
-    void one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
-             Clock::time_point& start);
-    void rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row);
-    void commit(const Plan& plan, const Phase& phase, int64_t seq);
+    void settle() const;
+    void loop(const EntryRow& entry, Plan& plan, size_t first);
+    void one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile);
+    void commit(const Plan& plan, const Phase& phase, int64_t seq) const;
 };
 
 #endif

@@ -1,11 +1,13 @@
 // What this machine can do at most: bytes read from memory and multiply-adds a second. Reports and benchmarks hold
 // kernels against these two.
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -92,6 +94,38 @@ double multiply(float* out) {
     return products_of_128(out);
 }
 
+// body(thread) on so many threads at a time.
+template <class Body>
+void on_each(int32_t threads, const Body& body) {
+    std::vector<std::thread> others;
+    for (int32_t i = 1; i < threads; ++i) others.emplace_back(body, i);
+    body(0);
+    for (std::thread& t : others) t.join();
+}
+
+void measure(int32_t threads, int64_t* data, int64_t count, double limits[2]) {
+    std::vector<double> kept((size_t)threads);
+    const int64_t part = count / threads;
+    on_each(threads, [&](int32_t t) { std::iota(data + part * t, data + part * (t + 1), 0); });
+    for (int r = 0; r < REPEATS; ++r) {
+        const auto start = std::chrono::steady_clock::now();
+        on_each(threads, [&](int32_t t) { kept[(size_t)t] += (double)sum_of(data + part * t, part); });
+        limits[0] = std::max(limits[0], (double)READ_BYTES / seconds_since(start));
+    }
+    std::vector<double> done((size_t)threads);
+    for (int r = 0; r < REPEATS; ++r) {
+        const auto start = std::chrono::steady_clock::now();
+        on_each(threads, [&](int32_t t) {
+            float sink = 0;
+            done[(size_t)t] = multiply(&sink);
+            kept[(size_t)t] += (double)sink;
+        });
+        limits[1] = std::max(limits[1], std::accumulate(done.begin(), done.end(), 0.0) / seconds_since(start));
+    }
+    volatile double used = std::accumulate(kept.begin(), kept.end(), 0.0);  // results, or a compiler would drop the loops
+    (void)used;
+}
+
 }  // namespace
 
 // limits[0]: bytes a second that `threads` threads read of 1 GiB, limits[1]: multiply-adds a second of the widest
@@ -101,31 +135,10 @@ extern "C" __attribute__((visibility("default"))) int di_machine_limits(int32_t 
     std::unique_ptr<int64_t[]> data(new (std::nothrow) int64_t[(size_t)count]);
     if (!data) return 3;
     limits[0] = limits[1] = 0;
-    int64_t kept = 0;
-    float lost = 0;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < count; ++i) data[(size_t)i] = i;
-    for (int r = 0; r < REPEATS; ++r) {
-        auto start = std::chrono::steady_clock::now();
-#pragma omp parallel num_threads(threads) reduction(+ : kept)
-        {
-            const int64_t part = count / omp_get_num_threads();
-            kept += sum_of(data.get() + part * omp_get_thread_num(), part);
-        }
-        limits[0] = std::max(limits[0], (double)READ_BYTES / seconds_since(start));
+    try {
+        measure(threads, data.get(), count, limits);
+    } catch (const std::system_error&) {  // no more threads
+        return 3;
     }
-    for (int r = 0; r < REPEATS; ++r) {
-        double done = 0;
-        auto start = std::chrono::steady_clock::now();
-#pragma omp parallel num_threads(threads) reduction(+ : done, lost)
-        {
-            float sink = 0;
-            done += multiply(&sink);
-            lost += sink;
-        }
-        limits[1] = std::max(limits[1], done / seconds_since(start));
-    }
-    volatile double used = (double)kept + lost;  // the sums are results, or a compiler would drop the loops
-    (void)used;
     return 0;
 }

@@ -1,6 +1,4 @@
-// Runs a step: one parallel region over the phases of an entry. Threads take items of a phase from its dealer and meet
-// before the next one.
-#include <omp.h>
+// Runs a step: the phases of an entry one after the other, the items of each shared by the team's threads.
 #include <sched.h>
 
 #include <algorithm>
@@ -11,8 +9,6 @@
 #include "host.h"
 
 namespace {
-
-const int64_t SHARES_PER_THREAD = 4;  // items are dealt in so many shares per thread, against uneven work
 
 // Items of a phase below `row`, rounded up to whole row tiles.
 int64_t items_below(const Phase& phase, int64_t row) {
@@ -25,14 +21,46 @@ double microseconds_between(Clock::time_point start, Clock::time_point stop) {
 
 }  // namespace
 
+// Items of one phase that belong to a tile of rows.
+struct HostEngine::Work final : Team::Round {
+    Work(const HostEngine& of, const Plan& its, const Phase& the, const Tile& tile)
+        : engine(of), plan(its), phase(the), first(items_below(the, tile.first)) {
+        operands = plan.args.data() + phase.first_arg;
+        if (!tile.first) return;
+        for (int32_t a = 0; a < phase.args; ++a) {  // a buffer of one tile is addressed by rows of the axis
+            moved[a] = (char*)operands[a] - plan.tile_bytes[(size_t)(phase.first_arg + a)] * tile.first;
+        }
+        operands = moved;
+    }
+
+    void items(int32_t thread, int64_t lo, int64_t hi) const override {
+        if (phase.kernel < 0) {
+            for (int64_t s = lo; s < hi; ++s) engine.commit(plan, phase, s);
+            return;
+        }
+        char* const exchange = engine.scratch_.data() + engine.threads_ * engine.layout_.scratch_stride;
+        const DiArgs args{&engine.step_.view(), operands, engine.scratch_.data() + thread * engine.layout_.scratch_stride,
+                          first + lo, first + hi, phase.axis, phase.stage, exchange};
+        engine.kernels_[(size_t)phase.kernel](&args);
+    }
+
+    const HostEngine& engine;
+    const Plan& plan;
+    const Phase& phase;
+    const int64_t first;
+    void* const* operands;
+    void* moved[MOST_ARGS];
+};
+
 void HostEngine::place(const int32_t* cpus, int32_t count) {
     Busy busy(running_);
     cpus_.assign(cpus, cpus + count);
+    team_.place(cpus_);
     ++placed_;
 }
 
-// Each thread once: threads of a parallel region belong to whoever opened it, so a new caller brings new ones.
-void HostEngine::settle(int32_t thread) const {
+// The calling thread, once.
+void HostEngine::settle() const {
     static thread_local const HostEngine* engine = nullptr;
     static thread_local int32_t turn = 0;
     if (engine == this && turn == placed_) return;
@@ -41,7 +69,7 @@ void HostEngine::settle(int32_t thread) const {
     if (cpus_.empty()) return;
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET((size_t)cpus_[(size_t)thread % cpus_.size()], &set);
+    CPU_SET((size_t)cpus_[0], &set);
     sched_setaffinity(0, sizeof set, &set);  // a wish: the processors were allowed when they were asked for
 }
 
@@ -51,120 +79,44 @@ void HostEngine::run_entry(int32_t entry) {
     Plan& plan = plans_[(size_t)entry];
     last_entry_ = -1;
     for (const auto& p : plan.pin_args) plan.args[p.first] = const_cast<int32_t*>(step_.pin(p.second));
-    deal(e, plan);
-    execute(e, plan);
+    std::fill(plan.microseconds.begin(), plan.microseconds.end(), 0.0);
+    settle();
+    team_.enter();
+    mark_ = Clock::now();
+    for (size_t i = 0; i < e.phases.size();) {
+        if (e.phases[i].loop_phases) {
+            loop(e, plan, i);
+            i += (size_t)e.phases[i].loop_phases;
+        } else {
+            one(e, plan, i++, Tile());
+        }
+    }
+    team_.leave();
     last_entry_ = entry;
 }
 
-void HostEngine::deal(const EntryRow& entry, Plan& plan) {
-    for (size_t i = 0; i < entry.phases.size(); ++i) {
-        const Phase& p = entry.phases[i];
-        Dealer& d = plan.dealers[i];
-        int64_t rows = p.kernel < 0 ? step_.rows(DI_AXIS_SEQ) : step_.rows(p.axis);
-        d.items = (rows + p.rows_per_item - 1) / p.rows_per_item * p.items_per_tile;
-        d.next.store(0, std::memory_order_relaxed);
-        plan.microseconds[i] = 0;
-    }
-    // A phase of one item is thread 0's; where another such phase follows, nobody has to wait in between.
-    bool alone = false;
-    for (size_t i = entry.phases.size(); i-- > 0;) {
-        Dealer& d = plan.dealers[i];
-        if (!d.items) continue;
-        const bool single = d.items == 1;
-        d.meet = !(single && alone);
-        alone = single;
-    }
-}
-
-void HostEngine::execute(const EntryRow& entry, Plan& plan) {
-    if (threads_ == 1) {
-        settle(0);
-        phases(entry, plan, 0);
-        return;
-    }
-#pragma omp parallel num_threads(threads_)
-    {
-#pragma omp single
-        barrier_.resize(omp_get_num_threads());  // a limit of the environment may leave fewer than were asked for
-        settle(omp_get_thread_num());
-        phases(entry, plan, omp_get_thread_num());
-    }
-}
-
-// What one thread does in a step. All threads walk the same phases and tiles, with a barrier after each.
-void HostEngine::phases(const EntryRow& entry, Plan& plan, int32_t thread) {
-    Clock::time_point start = Clock::now();
-    for (size_t i = 0; i < entry.phases.size();) {
-        if (entry.phases[i].loop_phases) {
-            loop(entry, plan, i, thread, start);
-            i += (size_t)entry.phases[i].loop_phases;
-        } else {
-            one(entry, plan, i++, Tile(), thread, start);
-        }
-    }
-}
-
-void HostEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile, int32_t thread,
-                   Clock::time_point& start) {
-    if (!plan.dealers[phase].items) return;
-    work(entry, plan, phase, tile, thread);
-    if (threads_ > 1 && plan.dealers[phase].meet) barrier_.wait();
-    if (thread || !profiling_) return;
-    Clock::time_point now = Clock::now();
-    plan.microseconds[phase] += microseconds_between(start, now);
-    start = now;
-}
-
-void HostEngine::loop(const EntryRow& entry, Plan& plan, size_t first, int32_t thread, Clock::time_point& start) {
+void HostEngine::loop(const EntryRow& entry, Plan& plan, size_t first) {
     const Phase& head = entry.phases[first];
-    const size_t stop = first + (size_t)head.loop_phases;
     const int64_t rows = step_.rows(head.axis);
     for (int64_t row = 0; row < rows; row += head.loop_rows) {
         const Tile tile{row, std::min(row + head.loop_rows, rows)};
-        for (size_t i = first; i < stop; ++i) {
-            // The phase before has been left by all threads, and this phase's barrier comes before it is entered again.
-            if (!thread) rewind_dealer(entry, plan, i == first ? stop - 1 : i - 1, i == first ? tile.first : tile.stop);
-            one(entry, plan, i, tile, thread, start);
-        }
+        for (size_t i = first; i < first + (size_t)head.loop_phases; ++i) one(entry, plan, i, tile);
     }
 }
 
-void HostEngine::rewind_dealer(const EntryRow& entry, Plan& plan, size_t phase, int64_t row) {
-    plan.dealers[phase].next.store(items_below(entry.phases[phase], row), std::memory_order_relaxed);
-}
-
-void HostEngine::work(const EntryRow& entry, const Plan& plan, size_t phase, const Tile& tile, int32_t thread) {
+void HostEngine::one(const EntryRow& entry, Plan& plan, size_t phase, const Tile& tile) {
     const Phase& p = entry.phases[phase];
-    Dealer& d = plan.dealers[phase];
-    if (d.items == 1 && thread) return;
-    const int64_t stop = tile.stop == INT64_MAX ? d.items : items_below(p, tile.stop);
-    const int64_t left = stop - (tile.first ? items_below(p, tile.first) : 0);
-    const int64_t batch = std::max<int64_t>(1, left / (SHARES_PER_THREAD * threads_));
-    char* scratch = scratch_.data() + thread * layout_.scratch_stride;
-    void* const* operands = plan.args.data() + p.first_arg;
-    void* moved[MOST_ARGS];
-    if (tile.first) {  // a buffer of one tile is addressed by rows of the axis
-        for (int32_t a = 0; a < p.args; ++a) {
-            moved[a] = (char*)operands[a] - plan.tile_bytes[(size_t)(p.first_arg + a)] * tile.first;
-        }
-        operands = moved;
-    }
-    char* exchange = scratch_.data() + threads_ * layout_.scratch_stride;
-    DiArgs args{&step_.view(), operands, scratch, 0, 0, p.axis, p.stage, exchange};
-    for (;;) {
-        args.lo = d.next.fetch_add(batch, std::memory_order_relaxed);
-        if (args.lo >= stop) return;
-        args.hi = std::min(args.lo + batch, stop);
-        if (p.kernel >= 0) {
-            kernels_[(size_t)p.kernel](&args);
-        } else {
-            for (int64_t s = args.lo; s < args.hi; ++s) commit(plan, p, s);
-        }
-    }
+    const int64_t rows = step_.rows(p.kernel < 0 ? (int32_t)DI_AXIS_SEQ : p.axis);
+    const Work work(*this, plan, p, tile);
+    team_.run(work, items_below(p, std::min(tile.stop, rows)) - work.first);
+    if (!profiling_) return;
+    const Clock::time_point now = Clock::now();
+    plan.microseconds[phase] += microseconds_between(mark_, now);
+    mark_ = now;
 }
 
 // Rows that a ring cannot hold are skipped, so each slot of the ring is written once.
-void HostEngine::commit(const Plan& plan, const Phase& phase, int64_t seq) {
+void HostEngine::commit(const Plan& plan, const Phase& phase, int64_t seq) const {
     const DiState& state = plan.states[(size_t)phase.state];
     const DiAxis& axis = step_.view().axis[state.axis];
     const int64_t stop = axis.first[seq + 1];

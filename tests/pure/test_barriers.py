@@ -11,18 +11,18 @@ def entry(*items_per_tile: int | None) -> EntryTable:
     return EntryTable("step", launches=[Commit(0) if n is None else Launch(0, "T", 1, n, ()) for n in items_per_tile])
 
 
-def test_single_items_that_follow_each_other_meet_once() -> None:
+def test_threads_meet_where_items_are_shared() -> None:
     one = {"T": 1, "S": 1}
-    assert barriers(entry(1, 1, 1), one) == 1  # the last one ends the step
-    assert barriers(entry(4, 1, 1, 4), one) == 3  # after the first, after the pair, after the last
+    assert barriers(entry(1, 1, 1), one) == 0
+    assert barriers(entry(4, 1, 1, 4), one) == 2
     assert barriers(entry(4, 4, 4), one) == 3
-    assert barriers(entry(1, None, 4), one) == 2  # the commit of one sequence is one item
+    assert barriers(entry(1, None, 4), one) == 1  # the commit of one sequence is one item
 
 
 def test_more_rows_have_more_items_and_more_barriers() -> None:
     table = entry(1, 1, 4)
     assert items(table, {"T": 3, "S": 3}) == [3, 3, 12]
-    assert barriers(table, decode_rows(table)) == 2
+    assert barriers(table, decode_rows(table)) == 1
     assert barriers(table, decode_rows(table, sequences=2)) == 3
 
 
