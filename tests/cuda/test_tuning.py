@@ -93,6 +93,18 @@ def test_parts_are_those_that_are_best_for_few_rows_and_tiles_those_that_are_bes
     assert us == {"1": 6.0, "4096": 40.0}
 
 
+@pytest.mark.parametrize(("together", "rows"), [(7.0, 16), (9.0, 64)])
+def test_parts_are_summed_apart_up_to_the_rows_where_that_was_faster(together: float, rows: int) -> None:
+    base = default_schedule(dense(2048, 1536, "mxfp8(32,32)"))
+    some, more = Tile(64, 64, 64, 64, 4, 4), Tile(256, 128, 64, 64, 4, 4)
+    timed = [Timed(replace(base, apart=apart).with_tile(t), t, n, False, us) for apart, t, n, us in (
+        (256, some, 64, 8.0), (16, some, 64, together), (256, more, 256, 20.0), (64, more, 256, 10.0))]
+    assert base.parts > 1
+    best, us = choose(base, timed)
+    assert best.apart == rows
+    assert us == {"64": min(8.0, together), "256": 10.0}
+
+
 def test_candidates_differ_and_hold_the_tile_they_measure() -> None:
     for spec in (SPEC, experts(4, 64, 256), dense(24, 2048, "f32")):
         found = list(candidates(spec))

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile, default_schedule
+from deepinfer.backends.cuda_sm100.schedule import Schedule, Tile, default_schedule
 from deepinfer.codegen.kernels.spec import KernelSpec
 from deepinfer.errors import ArtifactError
 
@@ -127,27 +127,29 @@ class Timed:
 
 
 def choose(base: Schedule, timed: list[Timed]) -> tuple[Schedule, dict[str, float]]:
-    """The best schedule, and its microseconds by rows. Parts hold for all rows, and are chosen where they were varied;
-    each tile is then the best one for its rows, by the mean of its times over the best ones."""
+    """The best schedule, and its microseconds by rows. Parts hold for all rows, and are chosen where they were varied,
+    with the rows up to which they are summed apart; each tile is then the best one for its rows, by the mean of its
+    times over the best ones."""
     cases = {(t.rows, t.skew): min(x.us for x in timed if (x.rows, x.skew) == (t.rows, t.skew)) for t in timed}
 
     def score(found: list[Timed]) -> float:
         return math.fsum(math.log(t.us / cases[t.rows, t.skew]) for t in found) / max(1, len(found))
 
-    def best(parts: int, rows: int) -> tuple[float, Tile, list[Timed]]:
+    def best(parts: int, apart: int, rows: int) -> tuple[float, Tile, list[Timed]]:
         here = [t for t in timed if t.tile.rows == rows]
-        mine = [t for t in here if t.schedule.parts == parts] or here
+        here = [t for t in here if t.schedule.parts == parts] or here
+        mine = [t for t in here if (rows <= t.schedule.apart) == (rows <= apart)] or here
         options = [(score(own := [t for t in mine if t.tile == tile]), n, tile, own)
                    for n, tile in enumerate(dict.fromkeys(t.tile for t in mine))]
         s, _, tile, own = min(options, key=lambda o: o[:2])
         return s, tile, own
 
     classes = [t.rows for t in base.tiles if any(x.tile.rows == t.rows for x in timed)]
-    options = sorted({t.schedule.parts for t in timed})
-    parts = min(options, key=lambda p: math.fsum(best(p, r)[0] for r in classes if 0 < r <= 64 or r >= MANY))
-    made, us = replace(base, parts=parts), dict[str, float]()
+    options = sorted({(t.schedule.parts, t.schedule.apart) for t in timed})
+    parts, apart = min(options, key=lambda o: math.fsum(best(*o, r)[0] for r in classes if r))
+    made, us = replace(base, parts=parts, apart=apart), dict[str, float]()
     for r in classes:
-        _, tile, own = best(parts, r)
+        _, tile, own = best(parts, apart, r)
         made = made.with_tile(tile)
         us |= {f"{t.rows}{' skewed' if t.skew else ''}": t.us for t in own}
     return made, us
