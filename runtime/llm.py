@@ -34,13 +34,12 @@ from deepinfer.runtime.speculation.choose import draft_policy
 from deepinfer.runtime.tokenizer import end_ids, load_text_side
 
 if TYPE_CHECKING:
+    from deepinfer.runtime.store.opening import AnyTier
     from deepinfer.runtime.store.settings import StoreSettings
-    from deepinfer.runtime.store.store import Store
 
 Prompt = str | Sequence[int]
 _NO_PROMPT = "a prompt is a text or a list of token ids"
 _CACHE_SHARE = 0.5  # of the memory that is free, unless num_blocks says otherwise
-_STORE_SECONDS = 2.0  # that starting waits for a prefix store to say what it has
 _SNAPSHOT_SHARE = 0.1  # likewise, for window snapshots
 
 
@@ -352,27 +351,24 @@ def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
 
 
 def _store(package: Package, engine: Engine,
-           asked: str | Path | StoreSettings | None) -> tuple[Roots, Store | None, Store | None]:
+           asked: str | Path | StoreSettings | None) -> tuple[Roots, AnyTier | None, AnyTier | None]:
     """Keys of the prefix cache, the store that was asked for, and the one for windows of models that need them."""
     if asked is None:
         return Roots(), None, None
     from deepinfer.runtime.store.layout import KIND_WINDOWS, Layout, layout_of
     from deepinfer.runtime.store.native import LIBRARY
+    from deepinfer.runtime.store.opening import opener
     from deepinfer.runtime.store.settings import StoreSettings
-    from deepinfer.runtime.store.store import Store
 
     plan, options = package.plan, getattr(package, "manifest", {}).get("options", {})
     identity = identity_of(plan, options, engine.checkpoint)
     settings = asked if isinstance(asked, StoreSettings) else StoreSettings(Path(asked))
     lib = getattr(package, "lib", None)  # of a compiled engine; one compiled before it had the part does without
     library = lib / LIBRARY if lib is not None and (lib / LIBRARY).exists() else None
-    store = Store(settings, layout_of(plan, digest(*identity)), library=library)
-    store.ready(_STORE_SECONDS)
-    windows = None
+    opens = opener(settings, library)
+    store, windows = opens(layout_of(plan, digest(*identity))), None
     if not plan.licensed and plan.resume_bytes:
-        sections = (("windows", plan.resume_bytes),)
-        windows = Store(settings, Layout(digest(*identity), plan.block_tokens, sections, KIND_WINDOWS), library=library)
-        windows.ready(_STORE_SECONDS)
+        windows = opens(Layout(digest(*identity), plan.block_tokens, (("windows", plan.resume_bytes),), KIND_WINDOWS))
     return Roots(identity, store.tenant_salt), store, windows
 
 

@@ -155,8 +155,9 @@ def purge(folder: Path, cls: str | None, namespace: str | None, tenant: str | No
         found = list(_chosen(folder, None, None))  # says so when this is no store
         if not Salts(folder, Files()).forget(tenant):
             raise SpecError("this tenant has no records here", where=folder, found=tenant)
-        click.echo(f"forgot the salt of {tenant}; its records end with their segments, the last "
-                   f"{_moment(max((f.expires for f in found), default=0))}")
+        last = max((f.expires for f in found), default=None)
+        click.echo(f"forgot the salt of {tenant}; " + ("there are no segments here" if last is None else
+                   f"its records end with their segments, the last {_moment(last)}"))
         return
     now = time.time()
     gone = [f for f in _chosen(folder, cls, namespace) if (not expired or f.expires <= now) and take_away(f)]

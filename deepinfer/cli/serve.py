@@ -52,8 +52,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--store-quota", metavar="SIZE", help="Most bytes of the store, as 500GiB. Default: 64GiB.")
 @click.option("--store-retention", metavar="CLASS=TIME,...", help="How long it keeps blocks at least. Default: "
               "agent=3d,chat=7d. Requests with tools are of the class agent; the header x-cache-class overrides that.")
-@click.option("--store-backend", type=click.Choice(["auto", "threads", "io_uring", "usrbio"]),
-              help="What moves its bytes; where it does not work, threads do. Default: auto.")
+@click.option("--store-backend", type=click.Choice(["auto", "threads", "io_uring", "usrbio", "mooncake"]),
+              help="What moves its bytes; where it does not work, threads do. Default: auto. mooncake: a Mooncake "
+              "store holds them, which MOONCAKE_CONFIG_PATH names.")
 @click.option("--num-speculative-tokens", type=click.IntRange(min=0), metavar="N",
               help="Drafts verified in a step at most. Default: all that the engine drafts; 0: none.")
 @click.option("--schedule-drafts/--no-schedule-drafts", default=True, show_default=True,

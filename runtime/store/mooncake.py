@@ -7,22 +7,35 @@ affair. Tested against a stand-in with the client's call shapes only: no cluster
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
+import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 from weakref import WeakSet
 
-from deepinfer.errors import PlanError
+from deepinfer.errors import PlanError, SpecError, ToolchainError
 from deepinfer.runtime.store.arena import Arena
+from deepinfer.runtime.store.files import Files
 from deepinfer.runtime.store.health import PUBLISHING, READING, Health
 from deepinfer.runtime.store.layout import Layout
 from deepinfer.runtime.store.metrics import StoreMetrics
 from deepinfer.runtime.store.record import Wanted, id_bytes, prove, scatter, write_record
+from deepinfer.runtime.store.salts import Salts
 from deepinfer.runtime.store.settings import StoreSettings
 from deepinfer.runtime.store.tier import NO_EXTRA, Buffer, Flags, Ids, Keys, Status, Ticket, view_of
+
+MODULE = "mooncake.store"
+CONFIG = "MOONCAKE_CONFIG_PATH"  # the variable by which other engines find the same file
+_NEEDED = ("local_hostname", "metadata_server", "master_server_address")
+_USUAL = {"global_segment_size": 3200 << 20, "local_buffer_size": 1 << 30, "protocol": "tcp", "device_name": ""}
+_SETUP = ("local_hostname", "metadata_server", "global_segment_size", "local_buffer_size", "protocol", "device_name",
+          "master_server_address")  # arguments of ``setup``, in order
 
 
 class Client(Protocol):
@@ -45,6 +58,37 @@ class Client(Protocol):
     def remove(self, key: str) -> int: ...
 
 
+def open_client() -> Client:
+    """A client of the cluster that the file named by ``CONFIG`` describes; it lives as long as the process.
+
+    Raises ToolchainError without the package, SpecError for a file that says too little, PlanError where the cluster
+    does not take the client.
+    """
+    try:
+        module: Any = importlib.import_module(MODULE)
+    except ImportError as failure:
+        raise ToolchainError("the client of Mooncake is not installed", where="store: backend", found=failure,
+                             next_step="pip install mooncake-transfer-engine") from None
+    path = os.environ.get(CONFIG)
+    if not path:
+        raise SpecError("nothing says where the cluster of Mooncake is", where=CONFIG, found="not set",
+                        next_step=f"name a JSON file with {', '.join(_NEEDED)}")
+    try:
+        given = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as failure:
+        raise SpecError("not a configuration of Mooncake", where=path, found=failure, allowed="a JSON file") from None
+    missing = [name for name in _NEEDED if not isinstance(given, dict) or not given.get(name)]
+    if missing:
+        raise SpecError("a configuration of Mooncake says too little", where=path, found=f"no {', '.join(missing)}",
+                        allowed=f"an object with {', '.join(_NEEDED)}")
+    client = module.MooncakeDistributedStore()
+    code = client.setup(*((_USUAL | given)[name] for name in _SETUP))
+    if code != 0:
+        raise PlanError("the cluster of Mooncake does not take this client", where=path, found=f"code {code}",
+                        next_step="start its master and metadata server, or choose another backend")
+    return cast(Client, client)
+
+
 class MooncakePin:
     """Mooncake keeps leases of its own."""
 
@@ -62,6 +106,7 @@ class MooncakeTier:
         self.settings, self.layout, self._client = settings, layout, client
         self._metrics = StoreMetrics()
         self.health = Health(settings.folder, settings.retry_seconds, self._metrics)
+        self._salts = Salts(settings.folder, Files(), self.health)
         self._arena = Arena(max(settings.arena_bytes, settings.threads * layout.stride), layout.stride)
         self._pointer = ctypes.addressof(ctypes.c_char.from_buffer(self._arena.memory))
         if client.register_buffer(self._pointer, self._arena.bytes) != 0:
@@ -82,6 +127,10 @@ class MooncakeTier:
     @property
     def sections(self) -> tuple[tuple[str, int], ...]:
         return self.layout.sections
+
+    def tenant_salt(self, tenant: str) -> bytes:
+        """[32] the secret that goes into a tenant's root key; see ``Salts``."""
+        return self._salts.get(tenant)
 
     def lookup(self, keys: Keys, exact: bool = False) -> int:
         """See ``Tier``. What is exact shows when a record is read."""

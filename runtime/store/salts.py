@@ -64,7 +64,7 @@ class Salts:
         return data if len(data) == SALT_BYTES else b""
 
     def _make(self, tenant: str) -> bytes:
-        self.files.make_folder(self.folder, within=self.folder.parent)
+        self.files.make_folder(self.folder, within=self.folder.parent.parent)
         path, salt = self._path(tenant), secrets.token_bytes(SALT_BYTES)
         aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)

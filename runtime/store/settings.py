@@ -18,8 +18,8 @@ HOUR = 3600
 _LONGEST = 36_500 * 24 * HOUR  # hours of an end fit 32 bits
 _LARGEST = 1 << 60
 AGENT, CHAT = "agent", "chat"
-AUTO, THREADS, URING, USRBIO, INLINE = "auto", "threads", "io_uring", "usrbio", "inline"
-BACKENDS = (AUTO, THREADS, URING, USRBIO, INLINE)
+AUTO, THREADS, URING, USRBIO, MOONCAKE, INLINE = "auto", "threads", "io_uring", "usrbio", "mooncake", "inline"
+BACKENDS = (AUTO, THREADS, URING, USRBIO, MOONCAKE, INLINE)
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
           "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _TIMES = {"s": 1, "m": 60, "h": HOUR, "d": 24 * HOUR}
@@ -37,7 +37,8 @@ class StoreSettings:
         quota: bytes of all segments in the folder.
         retention: seconds that records are kept at least, by class.
         segment_bytes: size of a segment, reserved when it is opened. On 3FS a multiple of the chunk.
-        backend: what moves bytes; ``auto``: the ring of 3FS on a 3FS mount, else threads.
+        backend: what moves bytes; ``auto``: the ring of 3FS on a 3FS mount, else threads; ``mooncake``: records lie in
+            the cluster of a Mooncake store, and the folder holds the tenants' salts alone.
         threads: of the reads, and as many of the writes. 0 with ``inline``: everything happens in the calls.
         arena_bytes: aligned memory for records on their way; counted in the memory plan.
         queue: blocks that may wait to be written; more are not stored.

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from store.mooncake_cluster import Cluster, install
 from store.witness_store import LAYOUT, PATIENCE, Chain, open_store, settings
 
+from deepinfer.errors import DeepInferError
 from deepinfer.runtime.store import Flags, Status
-from deepinfer.runtime.store.mooncake import MooncakeTier
+from deepinfer.runtime.store.layout import KIND_WINDOWS
+from deepinfer.runtime.store.mooncake import CONFIG, MooncakeTier
 from deepinfer.runtime.store.native.library import NativeRecords
+from deepinfer.runtime.store.opening import opener
 from deepinfer.runtime.store.ring import Ring, locate, open_arena
 
 
@@ -205,47 +210,6 @@ def test_a_ring_reads_into_the_callers_slots(tmp_path: Path, backend: str, depth
 
 
 # ---- Mooncake ----
-class Cluster:
-    """Stand-in for ``mooncake.store.MooncakeDistributedStore``: objects by name, moved through registered memory."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.memory: list[tuple[int, int]] = []
-        self.answers = True
-
-    def _inside(self, pointer: int, size: int) -> None:
-        assert any(start <= pointer and pointer + size <= start + length for start, length in self.memory)
-
-    def register_buffer(self, pointer: int, size: int) -> int:
-        self.memory.append((pointer, size))
-        return 0
-
-    def unregister_buffer(self, pointer: int) -> int:
-        self.memory = [m for m in self.memory if m[0] != pointer]
-        return 0
-
-    def batch_is_exist(self, keys: list[str]) -> list[int]:
-        return [int(key in self.objects) for key in keys] if self.answers else [-1] * len(keys)
-
-    def put_from(self, key: str, pointer: int, size: int) -> int:
-        self._inside(pointer, size)
-        if not self.answers:
-            return -1
-        self.objects.setdefault(key, ctypes.string_at(pointer, size))
-        return 0
-
-    def get_into(self, key: str, pointer: int, size: int) -> int:
-        self._inside(pointer, size)
-        if key not in self.objects or not self.answers:
-            return -1
-        data = self.objects[key][:size]
-        ctypes.memmove(pointer, data, len(data))
-        return len(data)
-
-    def remove(self, key: str) -> int:
-        return 0 if self.objects.pop(key, None) is not None else -1
-
-
 def test_mooncake_holds_records_that_prove_themselves(tmp_path: Path) -> None:
     cluster = Cluster()
     tier = MooncakeTier(settings(tmp_path, threads=2), LAYOUT, cluster)
@@ -263,3 +227,37 @@ def test_mooncake_holds_records_that_prove_themselves(tmp_path: Path) -> None:
     assert Chain(2, 1).publish(tier) == [Status.IO_ERROR]  # type: ignore[arg-type]
     tier.close()
     assert not cluster.memory
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return install(tmp_path, monkeypatch)
+
+
+def test_tiers_of_mooncake_share_the_client_that_the_environment_describes(mooncake: Cluster, tmp_path: Path) -> None:
+    opens = opener(settings(tmp_path, backend="mooncake"), None)
+    assert mooncake.told == ("me", "P2PHANDSHAKE", 3200 << 20, 1 << 30, "rdma", "")
+    blocks, windows = opens(LAYOUT), opens(replace(LAYOUT, kind=KIND_WINDOWS))
+    chain = Chain(1, 3)
+    assert chain.publish(blocks) == [Status.OK] * 3  # type: ignore[arg-type]
+    assert blocks.lookup(chain.keys) == 3 and windows.lookup(chain.keys) == 0
+    salt = blocks.tenant_salt("acme")
+    assert windows.tenant_salt("acme") == salt != blocks.tenant_salt("other")
+    assert {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()} == {"salts"}
+    blocks.close()
+    windows.close()
+
+
+@pytest.mark.parametrize(("breaks", "says"), [
+    (lambda cluster, config: setattr(cluster, "answers", False), "does not take this client; found code -1"),
+    (lambda cluster, config: config.unlink(), "not a configuration"),
+    (lambda cluster, config: config.write_text("[]"), "says too little"),
+    (lambda cluster, config: config.write_text('{"local_hostname": "me"}'), "found no metadata_server, master_server"),
+    (lambda cluster, config: os.environ.pop(CONFIG), "found not set"),
+    (lambda cluster, config: sys.modules.update({"mooncake.store": None}), "pip install mooncake-transfer-engine"),
+], ids=["no answer", "no file", "a list", "half", "no variable", "no package"])
+def test_a_cluster_of_mooncake_that_cannot_be_had_is_one_sentence(mooncake: Cluster, tmp_path: Path, says: str,
+                                                                  breaks: Callable[..., object]) -> None:
+    breaks(mooncake, tmp_path / "mooncake.json")
+    with pytest.raises(DeepInferError, match=says):
+        opener(settings(tmp_path, backend="mooncake"), None)

@@ -89,6 +89,9 @@ def test_purge_of_a_tenant_forgets_its_salt(folder: Path, tmp_path: Path) -> Non
     assert done.exit_code == 0 and "forgot the salt of acme" in done.output
     assert open_store(tmp_path / "other", shared=folder, index=tmp_path / "i").tenant_salt("acme") != salt
     assert run("purge", folder, "--tenant", "nobody").exit_code == 2
+    run("purge", folder, "--all")
+    store.tenant_salt("acme")
+    assert "there are no segments here" in run("purge", folder, "--tenant", "acme").output
     store.close()
 
 

@@ -22,6 +22,7 @@ import pytest
 from cpu.test_prefix_engine import by_log
 from rich.console import Console
 from store.engine_life import Trial
+from store.mooncake_cluster import install
 from store.recording import Fault
 from store.reopening import damage_index
 
@@ -206,6 +207,19 @@ def test_a_class_of_the_users_own_is_kept_as_one_and_another_is_refused(engine: 
         with pytest.raises(RequestError, match="no such class; found btach; allowed agent, chat, batch"):
             llm.generate([prompt], SamplingParams(cache_class="btach"), progress=False)
     assert {path.parent.name for path in settings.folder.rglob("*.seg")} == {"batch"}
+
+
+def test_blocks_go_to_the_cluster_of_mooncake_and_come_back(engine: Path, cold: LLM, prompt: list[int], tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    mooncake = install(tmp_path, monkeypatch)
+    for turn in range(2):
+        settings = StoreSettings(tmp_path / "store", backend="mooncake", threads=1, arena_bytes=1 << 20)
+        with LLM(engine, FOLDER, threads=1, progress=False, prefix_store=settings) as llm:
+            found = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True,
+                                                          replay=llm.plan.least_keep), progress=False)[0]
+        assert found.token_ids == reference(cold, prompt, found)
+        assert found.num_cached_tokens == turn * 3 * llm.plan.block_tokens
+    assert len(mooncake.objects) == 3 and not mooncake.memory
 
 
 def reference(cold: LLM, prompt: list[int], found: RequestOutput) -> list[int]:
