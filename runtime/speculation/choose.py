@@ -21,8 +21,8 @@ def draft_policy(plan: EnginePlan, engine: Engine, manifest: Mapping[str, Any], 
     """Scheduled verification of up to ``limit`` drafts a sequence, or as many in every step.
 
     The first start of an engine on a machine measures its costs, which takes some seconds at most; later ones find
-    them in the cache folder, as the steps of earlier ones corrected them. ``manifest``: of the compiled engine; without
-    a digest nothing is kept.
+    them in the cache folder, as steps corrected them, and how many drafts stayed. ``manifest``: of the compiled engine;
+    without a digest nothing is kept.
     """
     if not scheduled or limit == 0:
         return FixedDrafts(limit)
@@ -30,4 +30,7 @@ def draft_policy(plan: EnginePlan, engine: Engine, manifest: Mapping[str, Any], 
     identity = {"engine": str(digest), "machine": machine_identity(), "threads": str(threads), "slots": str(slots)}
     record = CostRecord(cache_root() / "costs" if digest else None, identity)
     curve = kept_curve(record, lambda: measure_costs(plan, engine, SequenceMemory(plan, engine, slots, blocks)))
-    return ScheduledDrafts(curve, slots, plan.draft_tokens, limit, keep=record.write)
+    policy = ScheduledDrafts(curve, slots, plan.draft_tokens, limit,
+                             keep=lambda curve, worth: record.write(curve, worth.record()))
+    policy.worth.recall(record.read()[1])
+    return policy

@@ -81,7 +81,7 @@ def rising(seconds: list[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CostRecord:
-    """Where a curve is kept from one start to the next.
+    """Where a curve, and what drafts were worth, is kept from one start to the next.
 
     ``folder``: of all records; None: nothing is kept. ``identity``: engine and machine, whatever decides the times.
     """
@@ -93,28 +93,29 @@ class CostRecord:
     def file(self) -> Path | None:
         return None if self.folder is None else record_file(self.folder, self.identity)
 
-    def read(self) -> CostCurve | None:
-        """None also for a record that cannot be read."""
+    def read(self) -> tuple[CostCurve | None, object]:
+        """The curve, None where there is none or it cannot be read, and what was kept of acceptance."""
         if self.file is None:
-            return None
+            return None, None
         try:
-            return curve_of(json.loads(self.file.read_text(encoding="utf-8")).get("curve"))
+            found = json.loads(self.file.read_text(encoding="utf-8"))
+            return curve_of(found.get("curve")), found.get("acceptance")
         except (OSError, ValueError, AttributeError):
-            return None
+            return None, None
 
-    def write(self, curve: CostCurve) -> None:
+    def write(self, curve: CostCurve, acceptance: object = None) -> None:
         """Instead of what was kept before; where that fails it is said, and the engine goes on."""
         if self.file is None:
             return
         try:
-            write_record(self.file, {"curve": curve.record(), **self.identity})
+            write_record(self.file, {"curve": curve.record(), "acceptance": acceptance, **self.identity})
         except OSError as error:
             events.warn("costs_not_kept", file=self.file, reason=error)
 
 
 def kept_curve(record: CostRecord, measure: Callable[[], CostCurve]) -> CostCurve:
     """The recorded curve, else a new one, which is recorded."""
-    curve = record.read()
+    curve, _ = record.read()
     if curve is None:
         curve = measure()
         events.info("costs_measured", rows=curve.rows[-1], step_seconds=curve.step_seconds[-1],

@@ -13,8 +13,8 @@ no draft's place depends on what follows it.
 
 Drafting stops for all when the best K no longer pays for the blocks, and for one sequence whose blocks bring clearly
 less than their share of the costs. Both are tried again after a pause that doubles while nothing has changed. Trying is
-cheap: until the first confidences are there, only as many drafts are verified as pay if few of them stay. Where not
-even drafts that are all right would pay, none is made.
+cheap: until the first confidences are there, only as many drafts are verified as pay if few of them stay; an engine
+that ran before knows how many do. Where not even drafts that are all right would pay, none is made.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.runtime.speculation.acceptance import Acceptance
 from deepinfer.runtime.speculation.cost import CostCurve
 from deepinfer.runtime.speculation.interface import Counts, Observed, Slots
 from deepinfer.runtime.speculation.live import LiveCosts
@@ -31,11 +32,6 @@ from deepinfer.runtime.speculation.live import LiveCosts
 _POOL = 1024  # confidences that an estimate is made of, at least as many as one block of each sequence has
 _SAMPLE = 3.0  # sequences whose blocks say as much as the long record
 _HISTORY = 16  # blocks of a sequence that are remembered
-_FADE = 0.98  # of what is known, at each step, in the calibration
-_USUAL = 0.75  # of drafts that stay if those before them do, as long as nothing is known
-_WARY = 0.3  # the same while it is not even known whether confidences are stated
-_PRIOR = 20.0  # judged drafts that the calibration starts with
-_TRUST = (0.05, 3.0)  # bounds of the calibration
 _WEIGHT = 0.1  # of the newest value in a running mean
 _WARM = 2  # steps after a pause until estimates rest on blocks made since
 _TRIED, _MANY = 3, 8  # further steps until all stop (1 of _MANY sequences); a third of the blocks until one does
@@ -54,11 +50,11 @@ class ScheduledDrafts:
     Args:
         curve: of the engine on this machine, as far as it is known. ``slots``: of the engine; ``m``: drafts of a block.
         limit: drafts that one sequence verifies in a step at most; None: its block.
-        keep: called at the end with the curve that the engine's steps showed, if there were enough of them.
+        keep: called at the end with the curve and the acceptance that the engine's steps showed, if there were enough.
     """
 
     def __init__(self, curve: CostCurve, slots: int, m: int, limit: int | None = None,
-                 keep: Callable[[CostCurve], None] | None = None) -> None:
+                 keep: Callable[[CostCurve, Acceptance], None] | None = None) -> None:
         self.m, self.limit, self._keep = m, m if limit is None else limit, keep
         self.costs = LiveCosts(curve)
         self.reach = np.full((slots, _HISTORY, m), np.nan)  # a_rj of each sequence's blocks, by place in the ring
@@ -72,10 +68,7 @@ class ScheduledDrafts:
         self.all_off_until, self.all_pause = 0, _FIRST_PAUSE
         self.awake, self.advantage = 0, 0.0  # steps since all could draft; running mean of the speed-up
         self.speed = self.row = self.block = 0.0  # tokens a second; seconds of a verified draft and of a block
-        self.judged = np.full(m, _PRIOR)
-        self.kept = _PRIOR * _USUAL ** np.arange(1, m + 1)  # accepted drafts by position
-        self.hoped = self.kept.copy()  # what confidences said of the judged ones
-        self.stated, self.told = np.zeros(m), 0  # running mean of what confidences said of all drafts; blocks in it
+        self.worth = Acceptance(m)
         self.silent = False  # the draft head states no confidences
         self.now = 0  # steps planned
         self._asked: Slots = np.zeros(0, np.int64)
@@ -102,14 +95,15 @@ class ScheduledDrafts:
         if not self._last / 2 <= len(slots) <= 2 * self._last:  # another load: what did not pay then may pay now
             self._last = len(slots)
             self.off_until[:] = np.minimum(self.off_until, self.now)
-            self.all_off_until, self.all_pause = min(self.all_off_until, self.now), _FIRST_PAUSE
             self.pause[:] = _FIRST_PAUSE
+            if not self.worth.told or self._speed_up(len(slots), self.worth.usual(self.silent)) >= _LEAST:
+                self.all_off_until, self.all_pause = min(self.all_off_until, self.now), _FIRST_PAUSE
         return np.full(len(slots), self.limit, np.int32)
 
     def wanted(self, slots: Slots) -> NDArray[np.bool_]:
         if self._looks:
             return np.ones(len(slots), bool)
-        if self.now < self.all_off_until or self._at_best(len(self._asked)) < _LEAST:
+        if self.now < self.all_off_until or self._at_best(len(self._asked) or len(slots)) < _LEAST:
             return np.zeros(len(slots), bool)
         out: NDArray[np.bool_] = self.off_until[slots] <= self.now
         return out
@@ -131,7 +125,7 @@ class ScheduledDrafts:
         best = int(np.argmax(speeds))
         self.speed, self.block = float(speeds[best]), blocks / count
         self.row = float(steps[best] - steps[0]) / max(best, 1)
-        if self.told or self.silent:
+        if self.worth.told or self.silent:
             self._weigh(self.speed * float(steps[0]) / len(slots), len(slots))
         if self._looks:
             return 0 if self.now == self._look_at else min(room, 2 * best or count)
@@ -139,8 +133,8 @@ class ScheduledDrafts:
 
     def observe(self, seen: Observed) -> None:
         slots, verified, accepted = seen.slots, seen.verified, seen.accepted
-        self._calibrate(slots, verified, accepted)
         judged = self.ready[slots]
+        self.worth.observe(verified, accepted, self.reach[slots, (self.blocks[slots] - 1) % _HISTORY], judged)
         if judged.any():
             self._judge(slots[judged], verified[judged], accepted[judged])
         fresh = seen.drafted > 0
@@ -155,7 +149,7 @@ class ScheduledDrafts:
 
     def close(self) -> None:
         if self._keep is not None and self.costs.steps >= _ENOUGH:
-            self._keep(self.costs.curve)
+            self._keep(self.costs.curve, self.worth)
 
     @property
     def _looks(self) -> bool:
@@ -170,15 +164,12 @@ class ScheduledDrafts:
     def _hoped(self, slots: Slots, most: Counts) -> NDArray[np.float64]:
         """a_rj of blocks like those to be verified, the most probable first: the older blocks of each sequence, as
         many as make a fair sample; where nothing is known, what drafts of that position were worth so far."""
-        if self.told:
-            usual = np.minimum(1.0, self.stated * self._trust)
-        else:
-            usual = self.kept / self.judged if self.silent else _WARY ** np.arange(1, self.m + 1)
+        usual = self.worth.usual(self.silent)
         places = self._sample(slots)
         count = places.shape[1]
         found = self.reach[slots[:, None], places % _HISTORY]
         known = (places >= 0)[:, :, None] & ~np.isnan(found)
-        worth = np.where(known, np.minimum(1.0, found * self._trust), usual)
+        worth = np.where(known, np.minimum(1.0, found * self.worth.trust), usual)
         worth[np.arange(self.m) >= most[:, None, None] + np.zeros((1, count, 1))] = 0.0
         ordered = np.sort(worth, axis=None)[::-1]
         if count == 1:
@@ -196,36 +187,18 @@ class ScheduledDrafts:
         out: NDArray[np.int64] = self.blocks[slots][:, None] - 2 - np.arange(count)
         return out
 
-    @property
-    def _trust(self) -> NDArray[np.float64]:
-        """[m]: by how much confidences of each position over- or understate."""
-        out: NDArray[np.float64] = np.clip(self.kept / np.maximum(self.hoped, 1e-9), *_TRUST)
-        return out
-
-    def _calibrate(self, slots: Slots, verified: Counts, accepted: Counts) -> None:
-        places = np.arange(self.m)
-        looked = places < verified[:, None]
-        last = self.reach[slots, (self.blocks[slots] - 1) % _HISTORY]
-        said = np.where(np.isnan(last), self.kept / self.judged, np.minimum(last, 1.0))
-        told = ~np.isnan(last[:, 0]) & self.ready[slots]
-        if told.any():
-            self.told += 1
-            self.stated += max(1 - _FADE, 1 / self.told) * (last[told].mean(axis=0) - self.stated)
-        at = looked.any(axis=0)
-        weight = (1 - _FADE) * _PRIOR / max(1, len(slots))
-        for total, values in ((self.hoped, np.where(looked, said, 0.0)), (self.judged, looked),
-                              (self.kept, looked & (places < accepted[:, None]))):
-            total[at] = _FADE * total[at] + weight * values.sum(axis=0)[at]
-
     def _at_best(self, sequences: int) -> float:
         """Speed with drafts that are all right over speed without."""
         found = self._most_speed.get(sequences)
         if found is None and sequences:
-            rows = np.arange(sequences, sequences * (self.limit + 1) + 1)
-            steps = self._seconds[rows]
-            found = float((rows / (steps + self.curve.draft(sequences))).max() * steps[0] / sequences)
-            self._most_speed[sequences] = found
+            found = self._most_speed[sequences] = self._speed_up(sequences, np.ones(self.m))
         return found or 0.0
+
+    def _speed_up(self, sequences: int, likely: NDArray[np.float64]) -> float:
+        """The same with drafts that stay together with those before them with probabilities ``likely`` [m]."""
+        tokens = sequences + np.concatenate(((0.0,), np.cumsum(np.repeat(likely[: self.limit], sequences))))
+        steps = self._seconds[sequences : sequences + len(tokens)]
+        return float((tokens / (steps + self.curve.draft(sequences))).max() * steps[0] / sequences)
 
     def _weigh(self, advantage: float, sequences: int) -> None:
         """Stop all drafts where the best step with them is no faster than one without."""

@@ -2,6 +2,7 @@
 
     python tests/bench/bench_speculation.py [--steps 1500] [--json FILE]            simulated steps
     python tests/bench/bench_speculation.py --loop overlapped [--tokens 400]        the real loop on virtual time
+    python tests/bench/bench_speculation.py --loop overlapped --tokens 40 --lives 2 short answers, a second start
     python tests/bench/bench_speculation.py --tiny [--record]                       assets/tiny, compiled, on this CPU
 
 The first two take acceptance from a scripted drafter (profiles chat, code, hopeless, and a mix of the three) and times
@@ -49,10 +50,16 @@ TINY = Path(__file__).parents[2] / "assets" / "tiny"
 Run = Callable[[DraftPolicy], Outcome]
 
 
-def compared(curve: CostCurve, sequences: int, run: Run) -> dict[str, float]:
-    """The scheduled policy beside every fixed number."""
+def compared(curve: CostCurve, sequences: int, run: Run, lives: int = 1) -> dict[str, float]:
+    """The scheduled policy beside every fixed number. ``lives``: of the engine; the last one counts, and knows how many
+    drafts stayed in those before."""
     fixed = {k: run(FixedDrafts(k)) for k in range(BLOCK + 1)}
-    scheduled = run(ScheduledDrafts(curve, sequences, BLOCK))
+    known: object = None
+    for _ in range(lives):
+        policy = ScheduledDrafts(curve, sequences, BLOCK)
+        policy.worth.recall(known)
+        scheduled = run(policy)
+        known = policy.worth.record()
     best = max(fixed, key=lambda k: fixed[k].speed)
     return {"to_five": scheduled.speed / fixed[BLOCK].speed, "to_none": scheduled.speed / fixed[0].speed, "best": best,
             "to_best": scheduled.speed / fixed[best].speed, "drafts": scheduled.drafts / scheduled.tokens,
@@ -75,13 +82,13 @@ def in_the_loop(policy: DraftPolicy, curve: CostCurve, mix: tuple[Profile, ...],
 
 
 def table(run_of: Callable[[CostCurve, tuple[Profile, ...], int], Run],
-          batches: tuple[int, ...]) -> list[dict[str, Any]]:
+          batches: tuple[int, ...], lives: int) -> list[dict[str, Any]]:
     print(f"{'curve':14} {'profile':9} {'seqs':>5} {'to 5':>6} {'to 0':>6}  best fixed  {'drafts':>6} {'kept':>5}")
     found = []
     for name, curve in curves().items():
         for profile, mix in MIXES.items():
             for sequences in batches:
-                row = compared(curve, sequences, run_of(curve, mix, sequences))
+                row = compared(curve, sequences, run_of(curve, mix, sequences), lives)
                 found.append({"curve": name, "profile": profile, "sequences": sequences, **row})
                 print(f"{name:14} {profile:9} {sequences:5d} {row['to_five']:6.3f} {row['to_none']:6.3f}  "
                       f"{row['best']:.0f} {row['to_best']:7.3f}  {row['drafts']:6.2f} {row['kept']:5.2f}", flush=True)
@@ -139,6 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="of a simulation with 256 sequences; more with fewer")
     parser.add_argument("--loop", choices=("plain", "overlapped"), help="the real loop instead of the simulator")
     parser.add_argument("--tokens", type=int, default=400, help="of an answer outside of the simulator")
+    parser.add_argument("--lives", type=int, default=1, help="starts of the engine, of which the last one counts")
     parser.add_argument("--tiny", action="store_true", help="the demonstration model on this machine")
     parser.add_argument("--record", action="store_true", help="store the curve of --tiny")
     parser.add_argument("--json", type=Path, help="where to write the rows")
@@ -148,10 +156,10 @@ def main() -> None:
     elif given.loop:
         lag = int(given.loop == "overlapped")
         found = table(lambda curve, mix, n: lambda policy: in_the_loop(policy, curve, mix, n, lag, given.tokens),
-                      (16, 256))
+                      (16, 256), given.lives)
     else:
         found = table(lambda curve, mix, n: lambda policy: simulate(
-            policy, curve, mix, n, steps=given.steps * (1 if n >= 64 else 4)), BATCHES)
+            policy, curve, mix, n, steps=given.steps * (1 if n >= 64 else 4)), BATCHES, given.lives)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -150,8 +150,10 @@ def test_what_steps_showed_is_kept_at_the_end_and_found_by_the_next_start(tmp_pa
     policy = start()
     assert policy.costs.measured == wrong
     shown(policy.costs, [256], 320)
+    policy.worth.told, policy.worth.stated = 3, np.linspace(0.9, 0.5, BLOCK)
     policy.close()
     assert start().costs.measured == policy.costs.curve != wrong and measured == [1]
+    assert start().worth.record() == policy.worth.record()
     (record,) = (tmp_path / "costs").iterdir()
     assert json.loads(record.read_text())["engine"] == "d"
 
