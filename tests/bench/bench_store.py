@@ -51,6 +51,7 @@ V41 = Layout(bytes(16), 128, tuple((f"layer{i}.{part}", size) for i in range(4)
                                    for part, size in (("keys", 24_192), ("index", 4_288))))
 LIBRARY = build_store().files[NAME]  # what engines carry
 ROOT = root_key(b"weights", b"numerics", b"plan")
+_SYNC_BYTES = StoreSettings(Path()).sync_bytes
 
 
 @contextmanager
@@ -89,8 +90,7 @@ def worked(act: Callable[[], object]) -> tuple[float, float, float]:
 # ---- direct I/O ----
 class Bare:
     """The other side: as many threads with preadv and pwritev, each with one aligned record of its own, into space that
-    is reserved and not yet written, as the store's. Synced beside the writing for every ``sync_bytes``, and at the
-    end."""
+    is reserved and not yet written, as the store's. Synced beside the writing as often as the store, and at the end."""
 
     def __init__(self, path: Path, count: int, threads: int) -> None:
         self.path, self.count, self.fd = path, count, -1
@@ -99,7 +99,7 @@ class Bare:
             record[:] = os.urandom(V41.stride)
         self.syncs = 0
 
-    def renew(self) -> None:
+    def renew(self, turn: int) -> None:
         """A new file, for the next turn."""
         if self.fd >= 0:
             os.close(self.fd)
@@ -119,13 +119,13 @@ class Bare:
         os.fdatasync(self.fd)
         self.syncs += 1
 
-    def write(self, order: list[int], sync_bytes: int) -> None:
-        due, left = threading.Semaphore(0), len(order) * V41.stride // sync_bytes
+    def write(self) -> None:
+        due, left = threading.Semaphore(0), self.count * V41.stride // _SYNC_BYTES
 
         def work(t: int) -> None:
-            for n in range(t, len(order), len(self.records)):
-                assert os.pwritev(self.fd, [self.records[t]], order[n] * V41.stride) == V41.stride
-                if (n + 1) * V41.stride // sync_bytes > n * V41.stride // sync_bytes:
+            for n in range(t, self.count, len(self.records)):
+                assert os.pwritev(self.fd, [self.records[t]], n * V41.stride) == V41.stride
+                if (n + 1) * V41.stride // _SYNC_BYTES > n * V41.stride // _SYNC_BYTES:
                     due.release()
 
         def keep_up() -> None:
@@ -194,30 +194,28 @@ class Ours:
 
 def bench_io(folder: Path, memory: int, threads: int, turns: int, backends: list[str], blocks: int) -> None:
     """Random 112 KiB records, a working set of twice the memory tier. In every turn all sides write and read as much,
-    one after the other, and who begins changes: what the disk does meanwhile meets all. A turn gives one ratio."""
+    one after the other, and who begins changes: what the disk does meanwhile meets all. A turn gives one ratio.
+    ``again`` is a second bare side: what its ratios spread is the machine's doing."""
     count, rng = 2 * memory // V41.stride, random.Random(3)
     taken: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    bare, sides = Bare(folder / "bare", count, threads), dict[str, Ours]()
+    bare, sides = Bare(folder / "bare", count, threads), dict[str, Bare | Ours]()
+    sides["again"] = Bare(folder / "again", count, threads)
     with ExitStack() as stack:
         for backend in backends:
             place = folder / backend
             place.mkdir()
             store = stack.enter_context(opened(place, V41, threads=threads, backend=backend, quota=8 << 30))
             sides[store.mover.name] = Ours(store, blocks, count)
-        names = ["bare", *sides]
+        everybody: list[tuple[str, Bare | Ours]] = [("bare", bare), *sides.items()]
         for turn in range(turns):
-            bare.renew()
-            for side in sides.values():
+            for _, side in everybody:
                 side.renew(turn + 1)
             order = list(range(count))
             rng.shuffle(order)
-            first = turn % len(names)
+            first = turn % len(everybody)
             for what in ("write", "read"):
-                for name in names[first:] + names[:first]:
-                    act = {("bare", "write"): partial(bare.write, list(range(count)), 64 << 20),
-                           ("bare", "read"): partial(bare.read, order)}.get((name, what))
-                    if act is None:
-                        act = sides[name].write if what == "write" else partial(sides[name].read, order)
+                for name, side in everybody[first:] + everybody[:first]:
+                    act = side.write if what == "write" else partial(side.read, order)
                     taken.setdefault((what, name), []).append(worked(act))
     print(f"{count} records of {V41.stride:,} bytes in random order, {blocks} a fetch, {threads} threads, {turns} "
           f"turns; syncs {bare.syncs} bare, " + ", ".join(f"{side.syncs} {name}" for name, side in sides.items()))
