@@ -9,7 +9,8 @@ decode   steps of 1, 2, 4 and 8 sequences. The floor is max(bytes touched / read
          every dense weight once, of each expert stack the distinct experts of the step (the picks are pinned, so they
          are counted, not estimated), and the cache entries that attention reads. `outside` is what the engine's
          call takes outside its kernels.
-host     what a step of one request takes outside the engine's call.
+host     what a step of one request takes outside the engine's call, in the plain and in the overlapped loop by
+         turns. `us_exposed`: a step's time less that of the plain loop's call, so what the sequence waits for.
 prefill  prompts of 512 and 4,096 tokens in steps of 512, beside the same layers in plain torch (bf16 F.linear and
          scaled_dot_product_attention, see plain_torch.py), and the contractions' multiply-adds a second beside
          torch's own bf16 matrix product. `replay`: the same prompts as the model was trained to read them, with
@@ -52,6 +53,7 @@ from deepinfer.tools.make_checkpoint.make import make_checkpoint
 
 CONFIGS = Path(__file__).with_name("configs")
 STEP_ROWS, SLOTS = 512, 8
+LOOP_TURNS = 4  # of each loop, the first of which does not count
 _WARM = 12  # steps of all sequences before decoding is timed: together they pick every expert
 SECTIONS = ("decode", "host", "prefill", "context")
 
@@ -185,6 +187,38 @@ class Bench:
                 raw[:] = self.rng.integers(0x30, 0x50, len(raw), dtype=np.uint8)
 
 
+class LoopClock:
+    """Seconds of whole steps, and of the engine's calls in them, of one sequence in an engine's loop."""
+
+    def __init__(self, llm: deepinfer.LLM) -> None:
+        self.llm, self.steps, self.calls = llm, list[float](), list[float]()
+        executor = llm.core.executor
+        run = executor._run  # type: ignore[attr-defined]
+
+        def timed(*given: Any) -> Any:
+            start = time.perf_counter()
+            out = run(*given)
+            self.calls.append(time.perf_counter() - start)
+            return out
+
+        executor._run = timed  # type: ignore[attr-defined]
+
+    def answer(self, tokens: int, keep: bool) -> None:
+        """An answer of so many tokens; ``keep``: its times count."""
+        core, before = self.llm.core, len(self.calls)
+        request = core.make("host", list(range(3, 67)),
+                            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+        core.add(request)
+        spent = []
+        while not request.finished:
+            start = time.perf_counter()
+            core.step()
+            spent.append(time.perf_counter() - start)
+        # Without the prompt, and the steps that fill or drain an overlapped loop.
+        self.steps += spent[3:-3] if keep else []
+        self.calls[before:] = self.calls[before + 3:-3] if keep else []
+
+
 class Run:
     """One run of the benchmark: floors, sections, and what they found."""
 
@@ -204,10 +238,11 @@ class Run:
         self.results.append({"section": section, **values})
         print(json.dumps(self.results[-1]), flush=True)
 
-    def engine(self, name: str, length: int) -> tuple[Path, Work]:
-        options = EngineOptions(max_num_seqs=SLOTS, max_num_batched_tokens=STEP_ROWS, max_model_len=length)
+    def engine(self, name: str, length: int, host_lag: int = 0) -> tuple[Path, Work]:
+        options = EngineOptions(max_num_seqs=SLOTS, max_num_batched_tokens=STEP_ROWS, max_model_len=length,
+                                host_lag=host_lag)
         out = self.folder / f"{self.given.config}_{name}"
-        compiled = compile_engine(model=str(self.checkpoint), out=out, target="cpu", options=options)
+        compiled = compile_engine(model=str(self.checkpoint), out=out, target="cpu", options=options, isa="host")
         return out, Work(compiled.plan.lowered)
 
     def decode(self) -> None:
@@ -241,33 +276,21 @@ class Run:
                       outside_us=round(outside), ms_by_family=by_family(work, launches))
 
     def host(self) -> None:
-        """What a step of one request takes outside the engine's call: planning, memory, results, stops, counters."""
-        made, _ = self.engine("engine", 4096)
-        llm = deepinfer.LLM(str(made), str(self.checkpoint), max_num_seqs=1, num_speculative_tokens=0, progress=False,
-                            threads=self.given.threads)
-        executor, called = llm.core.executor, list[float]()
-        run = executor._run  # type: ignore[attr-defined]
-
-        def timed(*given: Any) -> Any:
-            start = time.perf_counter()
-            out = run(*given)
-            called.append(time.perf_counter() - start)
-            return out
-
-        executor._run = timed  # type: ignore[attr-defined]
-        answer = SamplingParams(temperature=0, max_tokens=10 * self.given.steps, ignore_eos=True)
-        request = llm.core.make("host", list(range(3, 67)), answer)
-        llm.core.add(request)
-        spent = []
-        while not request.finished:
-            called.clear()
-            start = time.perf_counter()
-            llm.core.step()
-            spent.append(1e6 * (time.perf_counter() - start - sum(called)))
-        quarter, median = np.percentile(spent[2:], (25, 50))
-        self.show("host", steps=len(spent), us_step=round(median), us_step_quarter=round(quarter),
-                  us_step_best=round(min(spent)))
-        llm.close()
+        """What a step of one request takes outside the engine's call: planning, memory, results, stops, counters. In
+        the plain loop all of it is waited for, in the overlapped one what does not pass beside the next step."""
+        made, _ = self.engine("engine_lag", 4096, host_lag=1)
+        loops = {loop: LoopClock(deepinfer.LLM(str(made), str(self.checkpoint), max_num_seqs=1, progress=False,
+                                               num_speculative_tokens=0, threads=self.given.threads, loop=loop))
+                 for loop in ("plain", "overlapped")}
+        for turn in range(LOOP_TURNS):
+            for clock in loops.values():
+                clock.answer(4 * self.given.steps, keep=turn > 0)
+        call = statistics.median(loops["plain"].calls)
+        for loop, clock in loops.items():
+            steps, calls = statistics.median(clock.steps), statistics.median(clock.calls)
+            self.show("host", loop=loop, steps=len(clock.steps), ms_step=round(1e3 * steps, 3),
+                      ms_call=round(1e3 * calls, 3), us_exposed=round(1e6 * (steps - call)))
+            clock.llm.close()
 
     def prefill(self) -> None:
         from bench.plain_torch import PlainTorch
