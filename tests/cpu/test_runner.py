@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +129,18 @@ def test_windows_and_pages_do_not_depend_on_chunks_and_threads(lib: Path, thread
         ends = [min(c + chunk, lengths[s]) for c in range(0, lengths[s], chunk)]
         assert result["context"] == [sum(record(ids, p) for p in range(max(0, n - WINDOW), n)) for n in ends]
     engine.close()
+
+
+def test_a_step_ends_without_helpers_that_do_not_come(lib: Path) -> None:
+    """A forked process has no thread but the one that forked: helpers are known there and never run."""
+    engine, lengths = opened(lib, threads=4), [37, 5, 16, 1]
+    expected = feed(opened(lib, threads=1), lengths, 3)
+    child = os.fork()
+    if not child:
+        signal.alarm(120)  # of a step that waits for ever
+        os._exit(feed(engine, lengths, 3) != expected)
+    assert os.waitpid(child, 0)[1] == 0
+    assert feed(engine, lengths, 3) == expected
 
 
 def test_a_chunk_longer_than_the_ring_reads_old_rows_before_it_overwrites_them(lib: Path) -> None:
