@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,21 +21,27 @@ if __name__ == "__main__":
 import numpy as np
 from ascend.mutants import Mutant, mutants
 from ascend.on_twin import launch, source_of, twin_of
-from ascend.scenes import awkward, more_picks
+from ascend.scenes import awkward, more_picks, pinned
+from cpu.harness import Seq, Step
 from cpu.regions import RegionRunner, regions_of
+from cpu.test_kernels_draw import kinds_of_logits, spec_of
 from cuda.arguments import Arguments, arguments
+from cuda.draw_rows import GIVEN, words
 from golden.cases import load_case
 
+from deepinfer.backends.ascend950.families import draw, grouped_gemm
 from deepinfer.backends.ascend950.source import AscendSource
 from deepinfer.backends.ascend950.twin.build import LIBRARY, build_twin
 from deepinfer.backends.ascend950.twin.run import Twin
-from deepinfer.codegen.cache import Cache
+from deepinfer.runtime.sampling_params import SamplingParams
 
 RESULT = Path(__file__).with_name("mutants.json")
 CASE = "v41_c_quant"
 # Rows fed before, and rows of the step: so many products that every buffer comes round again; fewer entries than a
 # selection has places; windows of one tile, of which one vector core has nothing, and of two.
-SCENES = {"gemm": [(141, 136)], "attend": [(70, 6), (20, 6)], "rowwise": [(141, 6)]}
+SCENES = {"gemm": [(141, 136)], "attend": [(70, 6), (20, 6)], "rowwise": [(141, 6)],
+          "score_select": [(141, 6), (20, 6)], "grouped_gemm": [(141, 6)]}
+PIECE = 2  # pairs that the grouping of experts looks at in one step here, so that a launch takes several
 MANY = 64  # blocks: one for each item
 SEED = 11
 
@@ -94,12 +101,28 @@ def copied(values: Sequence[Any]) -> list[Any]:
 
 def subjects(wanted: Sequence[str], each: int = 1) -> list[Subject]:
     """``each`` kernels of every family in ``wanted``, the ones with most tile ops, on steps of a golden case."""
-    return [subject for family in wanted for subject in _of_family(family, each)]
+    return [subject for family in wanted
+            for subject in ([_draw()] if family == "draw" else _of_family(family, each))]
+
+
+def _draw() -> Subject:
+    """A draw of rows with options of their own, in several pieces."""
+    logits = kinds_of_logits(300)[:5]
+    logits[3, 5] = np.nan
+    options = ({"min_p": 0.05}, {"top_k": 7, "top_p": 0.8}, {"temperature": 0}, {})
+    rows = [words(SamplingParams(**o), 5) for o in options]
+    rows.append(words(SamplingParams(), 5, GIVEN, 17))
+    with patch.object(draw, "_PIECE", 128):
+        spec = spec_of(300)
+        subject = Subject(f"draw: {spec.symbol}", source_of(spec))
+    subject.add(arguments(spec, subject.source, Step([Seq(len(logits), 40)]), [logits, None],
+                          draws=np.concatenate(rows)))
+    return subject
 
 
 def _of_family(family: str, each: int) -> list[Subject]:
     found: dict[str, Subject] = {}
-    for prompt, rows in SCENES.get(family, SCENES["rowwise"]):
+    for prompt, rows in SCENES[family]:
         runner, kernels = regions_of(load_case(CASE), prompt, rows, keep=rows - 2, wanted=3)
         all_of = {k.spec.digest(): k for k in kernels if k.spec.family == family}.values()
         ranked = sorted(all_of, key=lambda k: (k.rows != "T", -sum(len(p) for _, p in k.spec.slots), k.spec.digest()))
@@ -113,11 +136,16 @@ def _of_family(family: str, each: int) -> list[Subject]:
                 scene = Arguments(copied(made.values), {}, made.rows)
                 awkward(harder, source, scene, runner)
                 title = f"{spec.family}: {harder.symbol}"
-                found.setdefault(title, Subject(title, source)).add(scene)
+                subject = found.setdefault(title, Subject(title, source))
+                subject.add(scene)
+                again = Arguments(copied(scene.values), {}, made.rows)
+                if pinned(harder, source, again):
+                    subject.add(again)
                 return made.outputs
 
             runner.launch = take
-            runner.check(k)
+            with patch.object(grouped_gemm, "PIECE", PIECE):
+                runner.check(k)
     return list(found.values())
 
 
@@ -137,7 +165,7 @@ def built(subject: Subject, chosen: Sequence[Mutant]) -> Iterator[list[tuple[Mut
         texts[file] += f'#line 1 "{symbol}_m{n}"\n{body.replace(symbol, f"{symbol}_m{n}")}\n'
         stages_of[file] += [(s.function, s.kind) for s in stages]
     with tempfile.TemporaryDirectory(prefix="di-mutants-") as folder:
-        twin = Twin(build_twin(texts, stages_of, jobs=2, cache=Cache(Path(folder)), quick=True).files[LIBRARY])
+        twin = Twin(build_twin(texts, stages_of, jobs=2, throw_away=Path(folder), quick=True).files[LIBRARY])
         yield [(m, s, twin) for m, s in zip(chosen, sources, strict=True)]
 
 
@@ -164,7 +192,7 @@ def sample(subject: Subject, count: int, seed: int = SEED) -> list[Mutant]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--families", default="rowwise,gemm,attend")
+    parser.add_argument("--families", default="rowwise,gemm,grouped_gemm,attend,score_select")
     parser.add_argument("--each", type=int, default=1, help="kernels of each family")
     parser.add_argument("--most", type=int, default=0, help="mutants of each kernel, 0: all")
     asked = parser.parse_args()

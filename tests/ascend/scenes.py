@@ -17,6 +17,7 @@ from deepinfer.codegen.kernels.spec import KernelSpec
 PICKS = 96  # one and a half tiles
 FILLED = 40  # picks of a row that are entries
 SEED = 3
+GIVEN = 1000  # first number of a selection that is given
 UNWRITTEN, NO_NUMBER, GREATEST = 0xA5, 0xFF, 0x7E  # bytes: of outputs, of a record, of a scale in E4M3
 
 
@@ -39,11 +40,32 @@ def awkward(spec: KernelSpec, source: AscendSource, made: Arguments, runner: Reg
             scales: Any = made.values[places["param", i, "scale"]]
             if scales.dtype == np.uint8:
                 scales -= (np.arange(scales.size) * 7 % 11).astype(np.uint8).reshape(scales.shape)
+    if spec.family == "score_select":
+        keys, ratio = spec.get("keys"), spec.get("ratio")
+        _equals(made.values[places["state", keys, "base"]], int(_known(made, places, ratio).min()), runner, ratio)
     if spec.family == "attend":
         for kind, ratio, keys, _, picked in spec.get("sources"):
             if kind == "selected":
                 made.values[places["value", picked]] = _picks(made, places, ratio)
                 _entries(spec.operands[keys], made.values[places["state", keys, "base"]], made, places, ratio, runner)
+
+
+def pinned(spec: KernelSpec, source: AscendSource, made: Arguments) -> bool:
+    """Has selections be the given ones, none of which is a place of an entry; False where nothing is selected."""
+    places = {p.where: i for i, p in enumerate(source.parameters)}
+    pins = [where for where in places if where[0] == "pin" and where[-1] != "given"]
+    for where in pins:
+        made.values[places[(*where, "given")]] = 1
+        count = made.rows * spec.operands[where[1]].size
+        made.values[places[where]] = np.arange(GIVEN, GIVEN + count, dtype=np.int32)
+    return bool(pins)
+
+
+def _equals(base: Any, known: int, runner: RegionRunner, ratio: int) -> None:
+    """Entries of the later half have one score: which of them are taken hangs on their numbers."""
+    per = runner.block_tokens // ratio
+    for e in range(known // 2, known):
+        base[runner.blocks[e // per], e % per] = base[runner.blocks[known // 2 // per], known // 2 % per]
 
 
 def _known(made: Arguments, places: dict[Any, int], ratio: int) -> Any:

@@ -373,9 +373,9 @@ def _rooms(plan: Plan, weights: Sequence[Weight], most: int) -> None:
     if scaled:
         plan.ub.new("scale_bytes", plan.half * 32 + 256, 2)
         plan.ub.new("scales", plan.half * 256 + 256, 1)
-        plan.ub.new("laid", plan.half * plan.depth // 32 * 4 + 256)
+        plan.ub.new("laid", plan.half * plan.depth // 32 * 4)
         plan.ub.new("packed", plan.half * plan.depth // 32, 2)
-        plan.ub.new("x_laid", ROWS // 2 * plan.depth // 32 * 4 + 256)
+        plan.ub.new("x_laid", ROWS // 2 * plan.depth // 32 * 4)
         plan.ub.new("x_packed", ROWS // 2 * plan.depth // 32, 2)
         plan.l1.new("row_scales", ROWS * plan.depth // 32, plan.steps if plan.stays() else 2)
         plan.l1.new("weight_scales", plan.columns * plan.depth // 32, 2)

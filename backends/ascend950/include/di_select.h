@@ -248,15 +248,6 @@ __simd_vf__ inline void di_keep(__ubuf__ uint32_t* from, __ubuf__ int32_t* place
         asc_storealign(to_places + c * 64, at, all);
     }
 }
-__simd_vf__ inline void di_none(__ubuf__ uint32_t* keys, __ubuf__ int32_t* places, uint32_t n) {
-    vector_bool all = di_all();
-    vector_uint32_t zero;
-    asc_duplicate_scalar(zero, (uint32_t)0u, all);
-    for (uint16_t c = 0; c < n / 64; ++c) {
-        asc_storealign(keys + c * 64, zero, all);
-        asc_storealign(places + c * 64, di_as<vector_int32_t>(zero), all);
-    }
-}
 // out = numbers of the best, the largest key first, ties to the lower number; -1 behind them.
 __simd_vf__ inline void di_order(__ubuf__ uint32_t* keys, __ubuf__ int32_t* places, __ubuf__ int32_t* out, uint32_t n) {
     vector_bool all = di_all(), first = di_lanes(0, 1, all);

@@ -86,13 +86,16 @@ class TwinBuild:
 
 
 def build_twin(texts: Mapping[str, str], stages: Mapping[str, Stages], *, jobs: int = 1, cache: Cache | None = None,
-               progress: Callable[[str], None] | None = None, quick: bool = False) -> Entry:
+               progress: Callable[[str], None] | None = None, quick: bool = False,
+               throw_away: Path | None = None) -> Entry:
     """``kernels_twin.so`` (entry.files[LIBRARY]): the generated files ``texts`` and the machine that runs them.
 
     ``texts``: file by symbol; ``stages``: (function, kind) of each of its kernels, kind vector, cube or mix_1_2.
-    ``quick``: kernels that run once. Raises ToolchainError, naming the kernel, where g++ refuses one.
+    ``quick``: kernels that run once; ``throw_away``: folder for all but the machine, which is kept. Raises
+    ToolchainError, naming the kernel, where g++ refuses one.
     """
-    tools = TwinBuild(cache, quick)
+    kept = TwinBuild(cache, quick)
+    tools = TwinBuild(Cache(throw_away), quick) if throw_away else kept
     units = sorted(name.removesuffix(".cpp") for name in machine_sources() if name.endswith(".cpp"))
 
     def one(symbol: str) -> Path:
@@ -102,6 +105,6 @@ def build_twin(texts: Mapping[str, str], stages: Mapping[str, Stages], *, jobs: 
         return entry.files[f"{symbol}.o"]
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
-        machine = list(pool.map(lambda u: tools.machine(u).files[f"{u}.o"], units))
+        machine = list(pool.map(lambda u: kept.machine(u).files[f"{u}.o"], units))
         kernels = list(pool.map(one, sorted(texts)))
     return tools.library([*machine, *kernels])
