@@ -42,6 +42,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "di_state": [_POINTER, ctypes.c_char_p, _I32, ctypes.POINTER(_POINTER), ctypes.POINTER(_I64)],
     "di_begin": [_POINTER, _I32, _POINTER, _POINTER, _I64, _POINTER, _I64],
     "di_step": [_POINTER, _POINTER, _POINTER],
+    "di_submit": [_POINTER, _POINTER, _POINTER],
+    "di_finish": [_POINTER],
+    "di_sends_ahead": [_POINTER, ctypes.POINTER(_I32)],
     "di_device": [_POINTER, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(_I64)],
     "di_room": [_POINTER, _I64, ctypes.POINTER(_POINTER)],
     "di_copy": [_POINTER, _POINTER, _POINTER, _I64],
@@ -277,6 +280,20 @@ class NativeEngine:
     def loop_step(self, work: ctypes.Structure, outcome: ctypes.Structure) -> None:
         """One step of a loop: DiWork and DiOutcome of runtime/native/abi.h."""
         self._runner.call("di_step", ctypes.addressof(work), ctypes.addressof(outcome))
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether a step can be submitted while one runs, and then runs by itself."""
+        out = _I32()
+        self._runner.call("di_sends_ahead", ctypes.byref(out))
+        return bool(out.value)
+
+    def submit(self, work: ctypes.Structure, outcome: ctypes.Structure) -> None:
+        """``loop_step`` without waiting for it; ``finish`` waits for the oldest step that was submitted."""
+        self._runner.call("di_submit", ctypes.addressof(work), ctypes.addressof(outcome))
+
+    def finish(self) -> None:
+        self._runner.call("di_finish")
 
     def executor(self, plan: EnginePlan, lag: int) -> Executor:
         """What runs the steps of a loop on this engine; ``lag``: steps that are planned ahead."""

@@ -1,7 +1,8 @@
 """The executor of compiled engines: one native call runs a step, chooses tokens, judges drafts and makes new ones.
 
 It means what ``HostExecutor`` means. The sequences' state lies with the engine, so that a step that was submitted needs
-nothing of the host; with a lag, a thread of its own makes the calls, which hold no lock of the interpreter.
+nothing of the host. With a lag, a device is sent the next step while one runs; for the host's processors a thread of
+its own makes the calls, which hold no lock of the interpreter.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _Slate:
         self.ranks = np.zeros((wanted, 1 + MOST_LOGPROBS), np.int32)
         self.copies: dict[int, NDArray[np.float32]] = {}
         self.flawed = False  # a row of the last step failed
+        self.asked = _NONE  # rows of the step in flight that report more than tokens
         self.work = _Work(step.rows.ctypes.data, step.token_ids.ctypes.data, step.lookback.ctypes.data,
                           self.behind.ctypes.data, self.logits.ctypes.data, 0, -1)
         arrays = (r.accepted, r.verified, r.count, r.tokens, r.n, self.status, self.wanted, r.drafted, r.drafts,
@@ -97,8 +99,10 @@ class NativeExecutor(StepQueue):
     rejection = True
 
     def __init__(self, plan: EnginePlan, engine: NativeEngine, *, lag: int = 0) -> None:
-        super().__init__(engine, lag)
+        self._ahead = bool(lag and engine.sends_ahead)
+        super().__init__(engine, 0 if self._ahead else lag)
         self.plan = plan
+        self._ended = 0.0  # when the last step that was sent ahead was waited for
         self._sampling: dict[int, NativeSampling] = {}
         self._known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._slates: dict[int, _Slate] = {}
@@ -115,18 +119,43 @@ class NativeExecutor(StepQueue):
         slate = self._slates.get(id(step))
         if slate is None:
             slate = self._slates[id(step)] = _Slate(self.plan, step)
+        if self._ahead:
+            collect = partial(self._collect, step, slate, time.perf_counter())
+            return self.ahead(partial(self._send, step, slate), collect)
         return self.start(partial(self._run, step, slate))
 
     # ---- one step ---------------------------------------------------------------------------------------------------
     def _run(self, step: StepPlan, slate: _Slate) -> StepResult:
         began = time.perf_counter()
-        rows, out = step.sequences, slate.result
+        asked = self._prepare(step, slate)
+        self.engine.loop_step(slate.work, slate.outcome)
+        self._conclude(step, slate, asked)
+        slate.result.seconds = time.perf_counter() - began
+        return slate.result
+
+    def _send(self, step: StepPlan, slate: _Slate) -> None:
+        slate.asked = self._prepare(step, slate)
+        self.engine.submit(slate.work, slate.outcome)
+
+    def _collect(self, step: StepPlan, slate: _Slate, began: float) -> StepResult:
+        self.engine.finish()
+        self._conclude(step, slate, slate.asked)
+        before, self._ended = self._ended, time.perf_counter()
+        slate.result.seconds = self._ended - max(began, before)  # it ran behind the step before it
+        return slate.result
+
+    def _prepare(self, step: StepPlan, slate: _Slate) -> NDArray[np.intp]:
+        """Rows that report more than tokens."""
+        rows = step.sequences
         slate.forget()
         asked = self._asked(rows)
         if len(asked):
             self._ask(asked, rows, slate)
         slate.work.count, slate.work.budget = step.count, step.budget
-        self.engine.loop_step(slate.work, slate.outcome)
+        return asked
+
+    def _conclude(self, step: StepPlan, slate: _Slate, asked: NDArray[np.intp]) -> None:
+        out = slate.result
         status = slate.status[: step.count]
         if status.any():
             slate.flawed = True
@@ -135,9 +164,7 @@ class NativeExecutor(StepQueue):
                 if status[i] != _NOT_FINITE:
                     out.errors[i] = str(nothing_left(int(out.n[i])))
         if len(asked):
-            self._answer(asked, rows, slate, step)
-        out.seconds = time.perf_counter() - began
-        return out
+            self._answer(asked, step.sequences, slate, step)
 
     def _asked(self, rows: NDArray[np.void]) -> NDArray[np.intp]:
         """Rows that report more than tokens. Steps of one are the ones whose host work shows: few operations for

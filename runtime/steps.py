@@ -1,4 +1,5 @@
-"""Steps in the order in which they were submitted, with a thread of their own where the host may lag behind."""
+"""Steps in the order in which they were submitted. Where the host may lag behind, a thread of their own runs them, or
+the engine by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class StepQueue:
 
     def __init__(self, engine: Engine, lag: int) -> None:
         self.engine = engine
-        self._waiting: deque[tuple[int, Future[StepResult]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], StepResult]]] = deque()
         self._tickets = 0
         self._worker = ThreadPoolExecutor(1, "steps") if lag else None
 
@@ -36,7 +37,19 @@ class StepQueue:
                 found.set_result(run())
             except Exception as error:
                 found.set_exception(error)
-        self._waiting.append((self._tickets, found))
+        self._waiting.append((self._tickets, found.result))
+        return self._tickets
+
+    def ahead(self, send: Callable[[], None], collect: Callable[[], StepResult]) -> int:
+        """``send`` a step to an engine that runs it by itself, ``collect`` what it brought when it is waited for."""
+        self._tickets += 1
+        try:
+            send()
+        except Exception as error:
+            failed: Future[StepResult] = Future()
+            failed.set_exception(error)
+            collect = failed.result
+        self._waiting.append((self._tickets, collect))
         return self._tickets
 
     def wait(self, ticket: int) -> StepResult:
@@ -44,7 +57,7 @@ class StepQueue:
         first, found = self._waiting.popleft()
         if first != ticket:
             raise InternalError(f"step {ticket} is waited for before step {first}")
-        return found.result()
+        return found()
 
     def state(self, name: str, unit: int) -> NDArray[np.uint8]:
         """See ``Executor``."""

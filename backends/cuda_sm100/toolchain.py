@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from deepinfer.backends.base import ALL, Binary, Source
-from deepinfer.backends.cuda_sm100.families import commit
+from deepinfer.backends.cuda_sm100.families import fixed
 from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant
 from deepinfer.backends.cuda_sm100.target import ARCHS, Arch
 from deepinfer.codegen.cache import Cache, Entry, file_digest
@@ -172,11 +172,12 @@ def compile_sources(target: str, sources: Sequence[Source], *, jobs: int, isa: s
     kernels = [s for s in sources if isinstance(s, CudaSource)]
     if len(kernels) != len(sources):
         raise InternalError("a source of another backend")
-    kernels.append(commit.source())
+    common = fixed.sources()
+    kernels.extend(common)
     with Toolchain(ARCHS[target], jobs, cache) as tools, ThreadPoolExecutor(max(1, jobs)) as pool:
         def whole(source: CudaSource) -> list[Made]:
             made = [tools.variant(source, v) for v in source.variants]
-            if progress is not None and source.symbol != commit.SYMBOL:
+            if progress is not None and source not in common:
                 progress(source.symbol)
             return made
 

@@ -4,7 +4,7 @@
 #define DEEPINFER_ABI_H
 #include <stdint.h>
 
-#define DI_ABI 5
+#define DI_ABI 6
 #define DI_MAX_AXES 12   // 0 step, 1 kept, 2 wanted, 3 seq, 4.. one per compressed ratio of the launch table
 
 enum { DI_AXIS_STEP = 0, DI_AXIS_KEPT = 1, DI_AXIS_WANTED = 2, DI_AXIS_SEQ = 3, DI_AXIS_GROUPS = 4 };
@@ -214,6 +214,13 @@ int di_begin(DiEngine*, int32_t slot, const DiSampling*, const int64_t* prompt, 
              const int64_t* answer, int64_t answer_ids);
 // One step of a loop: rows run, tokens are chosen, drafts are judged and made; see DiWork and DiOutcome.
 int di_step(DiEngine*, const DiWork*, const DiOutcome*);
+// The same in two calls, so that the next step can be sent while one runs: di_submit returns when the step is on its
+// way, di_finish when the oldest of them has ended and its outcome is written. What DiWork and DiOutcome point to stays
+// as it is until then. A decode goes on from where the step before it ends. Behind a fault nothing is in flight.
+int di_submit(DiEngine*, const DiWork*, const DiOutcome*);
+int di_finish(DiEngine*);
+// Whether di_submit returns before the step has ended.
+int di_sends_ahead(DiEngine*, int32_t* yes);
 // Raw access to a state (copy, spill, fork, prefix adoption): address of slot or block `unit` and its bytes; what
 // lies on a device only di_copy reaches. The state
 // "sequence" is what draws keep of a slot; its lists belong to di_begin and are not part of it.

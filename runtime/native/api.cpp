@@ -100,6 +100,18 @@ DI_EXPORT int di_step(DiEngine* engine, const DiWork* work, const DiOutcome* out
     return guarded(engine, [&] { engine->loop_step(work, out); });
 }
 
+DI_EXPORT int di_submit(DiEngine* engine, const DiWork* work, const DiOutcome* out) {
+    return guarded(engine, [&] { engine->submit(work, out); });
+}
+
+DI_EXPORT int di_finish(DiEngine* engine) {
+    return guarded(engine, [&] { engine->finish(); });
+}
+
+DI_EXPORT int di_sends_ahead(DiEngine* engine, int32_t* yes) {
+    return guarded(engine, [&] { *yes = engine->sends_ahead(); });
+}
+
 DI_EXPORT int di_output(DiEngine* engine, const char* entry, const char* name, const void** data, int64_t* rows,
                         int64_t* row_bytes) {
     return guarded(engine, [&] { engine->output(entry, name, data, rows, row_bytes); });

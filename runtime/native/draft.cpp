@@ -5,12 +5,13 @@
 #include "engine.h"
 #include "fault.h"
 
-void DiEngine::draft_some(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count) {
+// Rows of a block behind the last token of each sequence.
+void DiEngine::fill_drafts(const DiWork& work, const int32_t* asked, int32_t count) {
     const int32_t m = table_.sequence.drafts;
-    const int64_t width = table_.lookback + 1, vocab = table_.sequence.vocab;
+    const int64_t width = table_.lookback + 1;
     for (int32_t k = 0; k < count; ++k) {
         const DiRow& r = work.rows[asked[k]];
-        const SlotHead& h = slot_states_.head(r.slot);
+        const SlotHead& h = standing(r.slot);
         const DiSampling& how = slot_states_.how(r.slot);
         drawing_.seqs[(size_t)k] = DiSeq{r.slot, m, m, m, h.n, r.floor, r.start_step, r.start_kept, r.blocks,
                                          r.num_blocks, 0};
@@ -36,13 +37,26 @@ void DiEngine::draft_some(const DiWork& work, const DiOutcome& out, const int32_
     step_.fill(table_.entries[(size_t)drawing_.draft], count, drawing_.seqs.data(), drawing_.ids.data(),
                drawing_.lookback.data(), nullptr);
     step_.draw(drawing_.draws.data());
+}
+
+void DiEngine::draft_some(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count) {
+    fill_drafts(work, asked, count);
     run_entry(drawing_.draft);
     int64_t bytes = 0;
     const int64_t* const tokens = (const int64_t*)output_rows(drawing_.draft, "tokens", &bytes);
-    const float* const stated = (const float*)output_rows(drawing_.draft, "confidence", &bytes);
+    take_drafts(work, out, asked, count, tokens, (const float*)output_rows(drawing_.draft, "confidence", &bytes));
+}
+
+// `tokens`, `stated`: [count][m] of the draft entry's outputs; sequences without a token have no drafts.
+void DiEngine::take_drafts(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count,
+                           const int64_t* tokens, const float* stated) {
+    const int32_t m = table_.sequence.drafts;
+    const int64_t vocab = table_.sequence.vocab;
     const float* logits = nullptr;  // many, and only rejection wants them
+    int64_t bytes = 0;
     for (int32_t k = 0; k < count; ++k) {
         const int32_t i = asked[k], slot = work.rows[i].slot;
+        if (!out.chosen[i]) continue;
         int64_t* const drafts = slot_states_.drafts(slot);
         float* const confidence = slot_states_.confidence(slot);
         int32_t found = 0;

@@ -83,7 +83,7 @@ int32_t DiEngine::resolve(const DiWork& work, const DiOutcome& out) {
         if (r.slot < 0 || r.slot >= slots_) {
             fail(DI_BAD_CALL, "sequence %d of the batch: slot %d, allowed 0..%d", i, r.slot, slots_ - 1);
         }
-        const SlotHead& h = slot_states_.head(r.slot);
+        const SlotHead& h = standing(r.slot);
         out.verified[i] = 0;
         drawing_.confidence[(size_t)i] = slot_states_.confidence(r.slot);
         if (!r.decode) continue;
@@ -108,7 +108,7 @@ int32_t DiEngine::resolve(const DiWork& work, const DiOutcome& out) {
         int64_t* const ids = drawing_.ids.data() + row;
         int64_t* const back = drawing_.lookback.data() + row * width;
         if (r.decode) {
-            s.c = slot_states_.head(r.slot).n;
+            s.c = standing(r.slot).n;
             const int64_t* const last = slot_states_.drafts(r.slot) - 1;
             for (int32_t j = 0; j < rows; ++j) {
                 ids[j] = last[j];
@@ -138,9 +138,30 @@ void report(DiDraw& d, const DiOutcome& out, int64_t row, int32_t top) {
 }  // namespace
 
 void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
-    const int64_t vocab = table_.sequence.vocab;
-    int64_t row_bytes = 0, row = 0;
+    if (work.logits) copy_logits(work);
+    if (fill_draws(work, out)) {
+        step_.draw(drawing_.draws.data());
+        run_entry(drawing_.sample);
+    }
+    int64_t row_bytes = 0;
+    const int64_t* const tokens = (const int64_t*)output_rows(drawing_.sample, "tokens", &row_bytes);
+    for (int32_t i = 0; i < work.count; ++i) accept(work.rows[i], i, tokens + out.wanted[i], out);
+}
+
+void DiEngine::copy_logits(const DiWork& work) {
     const char* logits = nullptr;
+    int64_t row_bytes = 0, row = 0;
+    for (int32_t i = 0; i < work.count; row += drawing_.seqs[(size_t)i++].wanted) {
+        if (!work.logits[i]) continue;
+        if (!logits) logits = output_rows(drawing_.step, "logits", &row_bytes);
+        std::memcpy(work.logits[i], logits + row * row_bytes, (size_t)(drawing_.seqs[(size_t)i].wanted * row_bytes));
+    }
+}
+
+// What the draws of the wanted rows have to know; how many rows there are.
+int64_t DiEngine::fill_draws(const DiWork& work, const DiOutcome& out) {
+    const int64_t vocab = table_.sequence.vocab;
+    int64_t row = 0;
     for (int32_t i = 0; i < work.count; ++i) {
         const DiRow& r = work.rows[i];
         const DiSeq& s = drawing_.seqs[(size_t)i];
@@ -148,10 +169,6 @@ void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
         const SlotHead& h = slot_states_.head(r.slot);
         const bool judged = how.mode == DI_REJECTION && how.temperature > 0.0;
         out.wanted[i] = (int32_t)row;
-        if (work.logits && work.logits[i]) {
-            if (!logits) logits = output_rows(drawing_.step, "logits", &row_bytes);
-            std::memcpy(work.logits[i], logits + row * row_bytes, (size_t)(s.wanted * row_bytes));
-        }
         for (int32_t w = 0; w < s.wanted; ++w, ++row) {
             DiDraw& d = drawing_.draws[(size_t)row] = DiDraw{};
             const bool draws = r.draws && (r.decode || w == s.wanted - 1);
@@ -180,12 +197,7 @@ void DiEngine::choose(const DiWork& work, const DiOutcome& out) {
             report(d, out, row, r.logprobs);
         }
     }
-    if (row) {
-        step_.draw(drawing_.draws.data());
-        run_entry(drawing_.sample);
-    }
-    const int64_t* const tokens = (const int64_t*)output_rows(drawing_.sample, "tokens", &row_bytes);
-    for (int32_t i = 0; i < work.count; ++i) accept(work.rows[i], i, tokens + out.wanted[i], out);
+    return row;
 }
 
 // Drafts stay as far as they are the tokens that their rows gave. `tokens`: of the wanted rows.

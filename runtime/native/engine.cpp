@@ -75,16 +75,32 @@ void DiEngine::run(const std::string& entry, int32_t seqs, const DiSeq* seq, con
 }
 
 void DiEngine::loop_step(const DiWork* work, const DiOutcome* out) {
-    require_draws();
     Busy busy(running_);
+    require_ready();
+    run_step(*work, *out);
+}
+
+void DiEngine::run_step(const DiWork& work, const DiOutcome& out) {
+    fill_rows(work, out);
+    run_entry(drawing_.step);
+    choose(work, out);
+    if (drawing_.turn) draft(work, out);
+}
+
+void DiEngine::submit(const DiWork* work, const DiOutcome* out) { loop_step(work, out); }
+
+void DiEngine::finish() {}
+
+void DiEngine::require_ready() const {
+    require_draws();
     check_bound(drawing_.step);
     if (drawing_.draft >= 0) check_bound(drawing_.draft);
-    const int32_t count = resolve(*work, *out);
+}
+
+void DiEngine::fill_rows(const DiWork& work, const DiOutcome& out) {
+    const int32_t count = resolve(work, out);
     step_.fill(table_.entries[(size_t)drawing_.step], count, drawing_.seqs.data(), drawing_.ids.data(),
                drawing_.lookback.data(), nullptr);
-    run_entry(drawing_.step);
-    choose(*work, *out);
-    if (drawing_.turn) draft(*work, *out);
 }
 
 const BufferRow* DiEngine::output_buffer(int32_t entry, const char* name) const {

@@ -39,6 +39,11 @@ struct DiEngine {
     void begin(int32_t slot, const DiSampling* how, const int64_t* prompt, int64_t prompt_ids, const int64_t* answer,
                int64_t answer_ids);
     void loop_step(const DiWork* work, const DiOutcome* out);
+    // The same in two: a step is sent behind those that were, and the oldest is waited for. `out` is written and both
+    // are read until then. An engine that cannot send ahead runs the step at once.
+    virtual void submit(const DiWork* work, const DiOutcome* out);
+    virtual void finish();
+    virtual bool sends_ahead() const { return false; }
     void output(const std::string& entry, const std::string& name, const void** data, int64_t* rows,
                 int64_t* row_bytes);
     void state(const std::string& name, int32_t unit, void** data, int64_t* bytes) const;
@@ -62,10 +67,21 @@ struct DiEngine {
     // All outputs of the entry that ran last are about to be asked for.
     virtual void fetch(int32_t) {}
     virtual char* state_base(int32_t state) const = 0;
+    // Where a slot will stand before the next step, at most; its ids may be unknown still.
+    virtual const SlotHead& standing(int32_t slot) const { return slot_states_.head(slot); }
     // Whether drafts of a sequence can be judged by rejection; else they are coupled.
     virtual bool judges(const DiSampling&) const { return true; }
 
     const BufferRow* output_buffer(int32_t entry, const char* name) const;
+    // Parts of a step of the loop, in their order.
+    void require_ready() const;
+    void run_step(const DiWork& work, const DiOutcome& out);
+    void fill_rows(const DiWork& work, const DiOutcome& out);
+    int64_t fill_draws(const DiWork& work, const DiOutcome& out);
+    void accept(const DiRow& row, int32_t i, const int64_t* tokens, const DiOutcome& out);
+    void fill_drafts(const DiWork& work, const int32_t* asked, int32_t count);
+    void take_drafts(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count,
+                     const int64_t* tokens, const float* stated);
 
   private:
     int32_t entry_named(const std::string& name) const;
@@ -73,7 +89,7 @@ struct DiEngine {
     void require_draws() const;
     int32_t resolve(const DiWork& work, const DiOutcome& out);
     void choose(const DiWork& work, const DiOutcome& out);
-    void accept(const DiRow& row, int32_t i, const int64_t* tokens, const DiOutcome& out);
+    void copy_logits(const DiWork& work);
     void draft(const DiWork& work, const DiOutcome& out);
     void draft_some(const DiWork& work, const DiOutcome& out, const int32_t* asked, int32_t count);
 };

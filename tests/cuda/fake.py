@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from cuda.interpreted import mend_interpreter, module_of, tensor
 
-from deepinfer.backends.cuda_sm100.families import commit
+from deepinfer.backends.cuda_sm100.families import fixed
 from deepinfer.backends.cuda_sm100.source import CudaSource, Stage
 from deepinfer.machine import cxx_compiler
 
@@ -104,6 +104,16 @@ def failing(function: str, code: int, after: int = 0) -> Iterator[None]:
         library().fake_fail(b"", 0, 0)
 
 
+@contextmanager
+def late() -> Iterator[None]:
+    """Copies and launches happen when somebody waits for them, so that what is read or written too early shows."""
+    library().fake_late(1)
+    try:
+        yield
+    finally:
+        library().fake_late(0)
+
+
 @dataclass(frozen=True)
 class Function:
     """What a binary was compiled from."""
@@ -120,7 +130,7 @@ class Interpreted:
         mend_interpreter()
         self.failed: list[BaseException] = []
         self._functions: dict[str, Function] = {}
-        for source in [*sources, commit.source()]:
+        for source in [*sources, *fixed.sources()]:
             module = module_of(source)
             for v, made in zip(source.variants, table["kernels"][source.symbol]["variants"], strict=True):
                 for stage, entry in zip(v.stages, made["stages"], strict=True):

@@ -1,9 +1,12 @@
 // A CUDA driver without a device, for tests: memory is the host's, binaries are read as far as their lists of
-// parameters, launches are recorded and, where a test gives a function for it, run by the test.
+// parameters, launches are recorded and, where a test gives a function for it, run by the test. What a stream is given
+// happens at once, or, where a test wants it late, when somebody waits for it.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -64,6 +67,10 @@ struct Machine {
     int version = 13000, major = 9, minor = 0, devices = 1;
     size_t total = size_t(8) << 30, taken = 0;
     Runner runner = nullptr;
+    bool late = false;
+    std::deque<std::function<int()>> queue;
+    int64_t done = 0;  // of all that was queued
+    std::map<uint64_t, size_t> locked;
     bool capturing = false;
     std::vector<Recorded> captured, launched;
     bool keep = true;
@@ -117,11 +124,39 @@ int replay(const Recorded& r) {
     return it.runner ? it.runner(&launch) : 0;
 }
 
-bool inside(uint64_t at, size_t bytes) {
-    auto after = it.memory.upper_bound(at);
-    if (after == it.memory.begin()) return false;
+bool inside(uint64_t at, size_t bytes, const std::map<uint64_t, size_t>& memory = it.memory) {
+    auto after = memory.upper_bound(at);
+    if (after == memory.begin()) return false;
     --after;
     return at + bytes <= after->first + after->second;
+}
+
+struct Event {
+    int64_t behind = 0;  // so much of what was queued
+};
+
+int64_t queued() { return it.done + (int64_t)it.queue.size(); }
+
+// Does what was queued, up to a number of it.
+int catch_up(int64_t until) {
+    while (it.done < until) {
+        const auto next = it.queue.front();
+        it.queue.pop_front();
+        ++it.done;
+        if (const int code = next()) return code;
+    }
+    return 0;
+}
+
+int stream(std::function<int()> what) {
+    if (!it.late) return what();
+    it.queue.push_back(std::move(what));
+    return 0;
+}
+
+int copied(void* to, const void* from, size_t bytes) {
+    std::memmove(to, from, bytes);
+    return 0;
 }
 
 }  // namespace
@@ -143,6 +178,10 @@ EXPORT int64_t fake_calls(const char* function) { return it.calls[function]; }
 EXPORT uint64_t fake_taken() { return it.taken; }
 EXPORT int fake_inside(uint64_t at, uint64_t bytes) { return inside(at, (size_t)bytes); }
 EXPORT void fake_runner(Runner runner) { it.runner = runner; }
+EXPORT void fake_late(int late) {
+    catch_up(queued());
+    it.late = late;
+}
 EXPORT void fake_forget() { it.launched.clear(); }
 EXPORT int64_t fake_launches() { return (int64_t)it.launched.size(); }
 EXPORT void fake_launch(int64_t i, Launch* out) {
@@ -210,6 +249,7 @@ EXPORT int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
 EXPORT int cuMemFree_v2(uint64_t at) {
     CALLED(cuMemFree_v2);
     if (!it.memory.count(at)) return INVALID;
+    catch_up(queued());
     it.taken -= it.memory[at];
     it.memory.erase(at);
     free((void*)at);
@@ -218,35 +258,40 @@ EXPORT int cuMemFree_v2(uint64_t at) {
 EXPORT int cuMemHostAlloc(void** out, size_t bytes, unsigned) {
     CALLED(cuMemHostAlloc);
     *out = std::calloc(1, bytes);
-    return *out ? 0 : OUT_OF_MEMORY;
+    if (!*out) return OUT_OF_MEMORY;
+    it.locked[(uint64_t)*out] = bytes;
+    return 0;
 }
 EXPORT int cuMemFreeHost(void* at) {
+    it.locked.erase((uint64_t)at);
     std::free(at);
     return 0;
 }
 EXPORT int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void*) {
     CALLED(cuMemsetD8Async);
     if (!inside(at, bytes)) return INVALID;
-    std::memset((void*)at, value, bytes);
-    return 0;
+    return stream([=] {
+        std::memset((void*)at, value, bytes);
+        return 0;
+    });
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
     CALLED(cuMemcpyHtoDAsync_v2);
     if (!inside(to, bytes) || it.capturing) return INVALID;
-    std::memcpy((void*)to, from, bytes);
-    return 0;
+    if (inside((uint64_t)from, bytes, it.locked)) return stream([=] { return copied((void*)to, from, bytes); });
+    const std::string now((const char*)from, bytes);  // pageable memory is read before the call returns
+    return stream([=] { return copied((void*)to, now.data(), bytes); });
 }
 EXPORT int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
     CALLED(cuMemcpyDtoHAsync_v2);
     if (!inside(from, bytes) || it.capturing) return INVALID;
-    std::memcpy(to, (void*)from, bytes);
-    return 0;
+    const int code = stream([=] { return copied(to, (void*)from, bytes); });
+    return code || inside((uint64_t)to, bytes, it.locked) ? code : catch_up(queued());
 }
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
     CALLED(cuMemcpyDtoDAsync_v2);
     if (!inside(to, bytes) || !inside(from, bytes)) return INVALID;
-    std::memmove((void*)to, (void*)from, bytes);
-    return 0;
+    return stream([=] { return copied((void*)to, (void*)from, bytes); });
 }
 EXPORT int cuStreamCreate(void** out, unsigned) {
     *out = &it;
@@ -255,7 +300,7 @@ EXPORT int cuStreamCreate(void** out, unsigned) {
 EXPORT int cuStreamDestroy_v2(void*) { return 0; }
 EXPORT int cuStreamSynchronize(void*) {
     CALLED(cuStreamSynchronize);
-    return it.capturing ? INVALID : 0;
+    return it.capturing ? INVALID : catch_up(queued());
 }
 EXPORT int cuModuleLoadData(void** out, const void* image) {
     CALLED(cuModuleLoadData);
@@ -322,15 +367,26 @@ EXPORT int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, un
         it.captured.push_back(r);
         return 0;
     }
-    return replay(r);
+    return stream([=] { return replay(r); });
 }
 EXPORT int cuEventCreate(void** out, unsigned) {
     CALLED(cuEventCreate);
-    *out = &it;
+    *out = new Event;
     return 0;
 }
-EXPORT int cuEventDestroy_v2(void*) { return 0; }
-EXPORT int cuEventRecord(void*, void*) { return 0; }
+EXPORT int cuEventDestroy_v2(void* event) {
+    delete (Event*)event;
+    return 0;
+}
+EXPORT int cuEventRecord(void* event, void*) {
+    CALLED(cuEventRecord);
+    ((Event*)event)->behind = queued();
+    return 0;
+}
+EXPORT int cuEventSynchronize(void* event) {
+    CALLED(cuEventSynchronize);
+    return catch_up(((Event*)event)->behind);
+}
 EXPORT int cuEventElapsedTime(float* out, void*, void*) {
     *out = 0.001f;
     return 0;
@@ -354,10 +410,12 @@ EXPORT int cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long lo
 EXPORT int cuGraphUpload(void*, void*) { return 0; }
 EXPORT int cuGraphLaunch(void* graph, void*) {
     CALLED(cuGraphLaunch);
-    for (const Recorded& r : *(std::vector<Recorded>*)graph) {
-        if (const int code = replay(r)) return code;
-    }
-    return 0;
+    return stream([graph] {
+        for (const Recorded& r : *(std::vector<Recorded>*)graph) {
+            if (const int code = replay(r)) return code;
+        }
+        return 0;
+    });
 }
 EXPORT int cuGraphDestroy(void* graph) {
     delete (std::vector<Recorded>*)graph;

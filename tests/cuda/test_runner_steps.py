@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ class Dense:
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Dense:
     folder, shape = tmp_path_factory.mktemp("dense"), config("grouped")
     options = EngineOptions(profile="wide", cache_format="f32", act_format="f32", max_num_seqs=4,
-                            max_num_batched_tokens=64, max_model_len=256)
+                            max_num_batched_tokens=64, max_model_len=256, host_lag=1)
     weights = random_weights(expected_tensors(trace(build_model(Config(shape), options, spec=dense_gqa)).model))
     (folder / "config.json").write_text(json.dumps(shape))
     save_file(weights, folder / "model.safetensors")
@@ -72,7 +73,7 @@ def tokens_are_drawn_on_the_device(llm: LLM, prompts: list[list[int]]) -> None:
 def test_an_engine_on_the_driver_gives_the_rows_of_its_torch_twin(dense: Dense) -> None:
     work = fake.Interpreted(dense.table, dense.done.plan.lowered.sources)
     with fake.running(work):
-        llm = LLM(dense.done.folder, dense.checkpoint, progress=False, num_blocks=8)
+        llm = LLM(dense.done.folder, dense.checkpoint, progress=False, num_blocks=8, loop="plain")
         expected = dense.twin(IDS[:12])
         with llm.session() as s:
             found = np.concatenate([s.feed(IDS[:9].tolist()), s.feed(IDS[9:10].tolist()), s.feed(IDS[10:12].tolist())])
@@ -88,3 +89,30 @@ def test_an_engine_on_the_driver_gives_the_rows_of_its_torch_twin(dense: Dense) 
         assert (taken, graphs) == (fake.calls("cuMemAlloc_v2"), fake.calls("cuGraphInstantiateWithFlags"))
         llm.close()
     assert fake.library().fake_taken() == 0
+
+
+def test_steps_are_sent_while_one_runs_and_give_the_same_tokens(dense: Dense) -> None:
+    """The host waits for the event of each step, after the next one was sent, and for nothing else."""
+    work = fake.Interpreted(dense.table, dense.done.plan.lowered.sources)
+    prompts, names = [IDS[:3].tolist(), IDS[5:9].tolist()], ("cuStreamSynchronize", "cuEventSynchronize")
+    options = [SamplingParams(temperature=1.2, seed=3, max_tokens=n, ignore_eos=True) for n in (2, 4)]
+    answers, waits = {}, []
+    with fake.running(work), fake.late():
+        for loop in ("plain", "overlapped"):
+            with LLM(dense.done.folder, dense.checkpoint, progress=False, num_blocks=8, loop=loop) as llm:
+                executor, begun = llm.core.loop.executor, [fake.calls(name) for name in names]
+                submit = executor.submit
+
+                def watched(step: Any, submit: Any = submit) -> int:
+                    waits.append([fake.calls(name) for name in names])
+                    return int(submit(step))
+
+                with patch.object(executor, "submit", watched):
+                    made = llm.generate(prompts, options, progress=False)
+                answers[loop] = [a.outputs[0].token_ids for a in made]
+                if loop == "overlapped":
+                    assert [[n - m for n, m in zip(row, begun, strict=True)] for row in waits] == [
+                        [0, max(0, i - 1)] for i in range(len(waits))]
+                waits.clear()
+    assert not work.failed
+    assert answers["plain"] == answers["overlapped"]

@@ -37,6 +37,8 @@ class CudaDevice final : public Device {
     int32_t load(const Stage& stage, const char* image) override;
     void launch(const DeviceKernel& kernel, const Stage& stage, int64_t blocks, uint64_t* values) override;
     void wait(const char* doing) override;
+    void post(size_t i) override;
+    void await(size_t i, const char* doing) override;
     bool begin_graph() override;
     int32_t end_graph() override;
     void replay(int32_t graph) override;
@@ -56,9 +58,10 @@ class CudaDevice final : public Device {
     std::unordered_map<int64_t, CuModule> by_offset_;
     std::vector<CuFunction> functions_;
     std::vector<CuGraphExec> graphs_;
-    std::vector<CuEvent> events_;
+    std::vector<CuEvent> events_, posts_;
 
     void must(CuResult result, const char* doing) const;
+    CuEvent event(std::vector<CuEvent>& made, size_t i, unsigned flags);
     void here() const;
     void require(const std::string& arch) const;
 };
@@ -123,7 +126,9 @@ CudaDevice::~CudaDevice() {
     cu_.cuCtxSetCurrent(context_);
     if (stream_) cu_.cuStreamSynchronize(stream_);
     for (CuGraphExec g : graphs_) cu_.cuGraphExecDestroy(g);
-    for (CuEvent e : events_) cu_.cuEventDestroy_v2(e);
+    for (const auto* made : {&events_, &posts_}) {
+        for (CuEvent e : *made) cu_.cuEventDestroy_v2(e);
+    }
     for (CuModule m : modules_) cu_.cuModuleUnload(m);
     for (const auto& b : blocks_) cu_.cuMemFree_v2((CuAddress)b.first);
     for (char* h : host_) cu_.cuMemFreeHost(h);
@@ -257,13 +262,27 @@ void CudaDevice::replay(int32_t graph) {
     must(cu_.cuGraphLaunch(graphs_[(size_t)graph], stream_), "launching a step");
 }
 
+CuEvent CudaDevice::event(std::vector<CuEvent>& made, size_t i, unsigned flags) {
+    while (made.size() <= i) {
+        made.push_back(nullptr);
+        must(cu_.cuEventCreate(&made.back(), flags), "making an event");
+    }
+    return made[i];
+}
+
+void CudaDevice::post(size_t i) {
+    here();
+    must(cu_.cuEventRecord(event(posts_, i, CU_EVENT_NO_TIME), stream_), "marking the end of a step");
+}
+
+void CudaDevice::await(size_t i, const char* doing) {
+    here();
+    must(cu_.cuEventSynchronize(posts_[i]), doing);
+}
+
 void CudaDevice::mark(size_t i) {
     here();
-    while (events_.size() <= i) {
-        events_.push_back(nullptr);
-        must(cu_.cuEventCreate(&events_.back(), 0), "making a mark of time");
-    }
-    must(cu_.cuEventRecord(events_[i], stream_), "marking time");
+    must(cu_.cuEventRecord(event(events_, i, 0), stream_), "marking time");
 }
 
 double CudaDevice::between(size_t first, size_t last) {

@@ -23,6 +23,7 @@ enum {
     CU_MINOR = 76,
     CU_MAX_SHARED = 8,               // function attribute: most dynamic shared memory
     CU_STREAM_NON_BLOCKING = 1,
+    CU_EVENT_NO_TIME = 2,
     CU_CAPTURE_THREAD_LOCAL = 1
 };
 
@@ -59,6 +60,7 @@ enum {
     F(cuEventCreate, (CuEvent*, unsigned))                                                                            \
     F(cuEventDestroy_v2, (CuEvent))                                                                                   \
     F(cuEventRecord, (CuEvent, CuStream))                                                                             \
+    F(cuEventSynchronize, (CuEvent))                                                                                  \
     F(cuEventElapsedTime, (float*, CuEvent, CuEvent))                                                                 \
     F(cuStreamBeginCapture_v2, (CuStream, int))                                                                       \
     F(cuStreamEndCapture, (CuStream, CuGraph*))                                                                       \

@@ -20,7 +20,7 @@ class Device {
     // Returns at once if `from` is memory of take_host, which then stays as it is until the next wait.
     virtual void copy_in(void* to, const void* from, int64_t bytes) = 0;
     virtual void copy_out(void* to, const void* from, int64_t bytes) = 0;  // waits
-    // Into memory of take_host; there after the next wait.
+    // Into memory of take_host; there after the next wait for it.
     virtual void copy_out_later(void* to, const void* from, int64_t bytes) { copy_out(to, from, bytes); }
     virtual void copy_within(void* to, const void* from, int64_t bytes) = 0;
     virtual bool holds(const void* address) const = 0;                     // memory of take
@@ -29,6 +29,9 @@ class Device {
     // `values`: of the parameters of the kernel, 8 bytes each, low bytes first.
     virtual void launch(const DeviceKernel& kernel, const Stage& stage, int64_t blocks, uint64_t* values) = 0;
     virtual void wait(const char* doing) = 0;
+    // A place in the queue, and waiting until everything in front of it is done. `i`: of few, used again and again.
+    virtual void post(size_t) {}
+    virtual void await(size_t, const char* doing) { wait(doing); }
 
     // Graphs: what is launched between begin and end is kept, not run. A device without them answers false and -1.
     virtual bool begin_graph() { return false; }

@@ -27,7 +27,7 @@ std::unique_ptr<DiEngine> open_engine(const std::string& lib_dir) { return std::
 
 DeviceEngine::DeviceEngine(const std::string& lib_dir)
     : DiEngine(lib_dir), kernels_(read_kernels(lib_dir + "/kernels.json", table_)), device_(open_device(kernels_)),
-      pins_(table_.pins.size()), pin_axis_(table_.pins.size()) {
+      following_(table_.limit[DI_AXIS_SEQ]), pins_(table_.pins.size()), pin_axis_(table_.pins.size()) {
     load(lib_dir);
     load_constants(lib_dir + "/constants.bin");
     for (const EntryRow& e : table_.entries) {
@@ -98,7 +98,8 @@ int64_t DeviceEngine::table_bytes(int32_t blocks) const {
 // Scratch here holds the integers of a step and the block tables as well.
 Layout DeviceEngine::layout(int32_t slots, int32_t blocks, int32_t threads) const {
     Layout out = DiEngine::layout(slots, blocks, threads);
-    out.scratch = scratch_bytes(blocks) + paged(Places(table_, limits(table_.limit)).draws_end) + table_bytes(blocks);
+    out.scratch = scratch_bytes(blocks) + paged(Places(table_, limits(table_.limit)).draws_end) + table_bytes(blocks) +
+                  after_bytes(AFTER_PARTS);
     return out;
 }
 
@@ -118,10 +119,11 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
     tables_ = device_->take(table_bytes(blocks), "block tables");
     rings_ = device_->take(std::max(layout_.rings, PAGE), "rings of the sequences");
     pages_ = device_->take(std::max(layout_.pages, PAGE), "blocks of the cache");
-    tables_sent_ = (int32_t*)device_->take_host(table_bytes(blocks), "block tables");
+    tables_sent_.assign((size_t)(table_bytes(blocks) / (int64_t)sizeof(int32_t)), 0);
+    integers_out_.allocate(*device_, (size_t)(FLIGHTS * (2 + turns())), places.draws_end, "integers of a step");
+    tables_out_.allocate(*device_, (size_t)(FLIGHTS * (1 + turns())), table_bytes(blocks), "block tables");
     int64_t answers = 0;
     for (const EntryRow& e : table_.entries) {
-        sent_.push_back(device_->take_host(places.draws_end, "integers of a step"));
         std::vector<int64_t> at;
         int64_t end = 0;
         for (const auto& o : e.outputs) {
@@ -132,7 +134,6 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
         answer_at_.push_back(at);
         answers = std::max(answers, end);
     }
-    on_the_way_.assign(table_.entries.size(), 0);
     answers_ = device_->take_host(std::max(answers, PAGE), "results of a step");
     if (table_.sequence.vocab) {
         const int64_t vocab = table_.sequence.vocab;
@@ -142,6 +143,7 @@ void DeviceEngine::allocate(int32_t slots, int32_t blocks, int32_t threads) {
         }
         row_logits_ = device_->take_host(logits->row_bytes, "logits of a row");
         draw_scratch_.resize((size_t)host_draw_bytes(vocab));
+        allocate_flights(slots);
     }
     slot_states_.allocate(slots);
     step_.bound(slots, blocks);
@@ -223,26 +225,33 @@ void DeviceEngine::fetch(int32_t entry) {
     fetched_ = true;
 }
 
-void DeviceEngine::arrived() { std::fill(on_the_way_.begin(), on_the_way_.end(), 0); }
+// Behind a wait for everything.
+void DeviceEngine::arrived() {
+    integers_out_.arrived(integers_out_.sent());
+    tables_out_.arrived(tables_out_.sent());
+}
 
 // ---- what a step brings --------------------------------------------------------------------------------------------
+// At most.
 Rows DeviceEngine::rows_of_step() const {
     Rows out;
     for (int32_t a = 0; a < table_.axes; ++a) out.of[a] = step_.rows(a);
+    if (!sending_ahead_ || !following_.any) return out;
+    for (int32_t a = DI_AXIS_GROUPS; a < table_.axes; ++a) {  // wherever the sequences stand
+        int64_t most = 0;
+        for (int32_t s = 0; s < step_.view().seqs; ++s) most += (step_.view().seq[s].rows + table_.ratio[a] - 1) / table_.ratio[a];
+        out.of[a] = std::min(most, table_.limit[a]);
+    }
     return out;
 }
 
 void DeviceEngine::send(int32_t entry, const Places& places) {
-    if (on_the_way_[(size_t)entry]) {  // nobody asked for a result of the run before
-        device_->wait("running a step");
-        arrived();
-    }
-    on_the_way_[(size_t)entry] = 1;
-    char* const block = sent_[(size_t)entry];
+    char* const block = integers_out_.next(*device_);
     write_integers(block, places, step_.view(), table_.axes);
     const bool draws = table_.sequence.vocab && (entry == drawing_.sample || entry == drawing_.draft);
     if (draws) write_draws((int64_t*)(block + places.draws), step_.view().draws, step_.rows(draws_axis(entry)));
-    device_->copy_in(integers_, block, draws ? places.draws_end : places.end);
+    if (sending_ahead_) write_following(block, places, table_, following_, step_.view().seqs);
+    device_->copy_in(integers_, block, draws ? places.draws_end : sending_ahead_ ? places.follow_end : places.end);
     if (table_.entries[(size_t)entry].uses_pages) send_tables();
     send_pins(table_.entries[(size_t)entry]);
 }
@@ -251,17 +260,20 @@ void DeviceEngine::send(int32_t entry, const Places& places) {
 void DeviceEngine::send_tables() {
     const DiStep& step = step_.view();
     const int64_t width = this->width(blocks_);
+    int32_t* out = nullptr;
     for (int32_t s = 0; s < step.seqs; ++s) {
         const DiSeq& seq = step.seq[s];
         const int64_t need = (seq.c + seq.rows + step.block_tokens - 1) / step.block_tokens;
         if (need > width) {
             fail(DI_OVER_LIMIT, "a sequence of %lld blocks, allowed %lld", (long long)need, (long long)width);
         }
-        int32_t* const row = tables_sent_ + s * width;
+        int32_t* const row = tables_sent_.data() + s * width;
         const size_t bytes = (size_t)need * sizeof *row;
         if (!std::memcmp(row, seq.blocks, bytes)) continue;
+        if (!out) out = (int32_t*)tables_out_.next(*device_);
         std::memcpy(row, seq.blocks, bytes);
-        device_->copy_in(tables_ + s * width * (int64_t)sizeof *row, row, (int64_t)bytes);
+        std::memcpy(out + s * width, row, bytes);
+        device_->copy_in(tables_ + s * width * (int64_t)sizeof *row, out + s * width, (int64_t)bytes);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "draws.h"
+#include "following.h"
 
 namespace {
 
@@ -36,6 +37,9 @@ Places::Places(const Table& table, const Rows& most) {
     token_ids = room(rows, 8);
     lookback = room(rows * (table.lookback + 1), 8);
     end = at;
+    follow = room(table.sequence.vocab ? FOLLOW_WORDS : 0, 8);
+    for (int64_t* place : {&source, &draft, &verified}) *place = room(table.sequence.vocab ? seqs : 0, 8);
+    follow_end = at;
     draws = room(table.sequence.vocab ? std::max(most.of[DI_AXIS_WANTED], seqs) * DRAW_WORDS : 0, 8);
     draws_end = at;
 }

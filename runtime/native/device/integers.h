@@ -17,7 +17,8 @@ struct Places {
     };
     Axis axis[DI_MAX_AXES];
     int64_t slot, c, floor, from_step, from_kept, valid_step, valid_kept, token_ids, lookback, end;
-    int64_t draws, draws_end;  // behind the others, where a step draws
+    int64_t follow, source, draft, verified, follow_end;  // following.h; behind the others, where steps are sent ahead
+    int64_t draws, draws_end;                             // behind those, where a step draws
 
     Places() = default;
     Places(const Table& table, const Rows& most);

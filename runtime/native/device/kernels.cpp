@@ -9,7 +9,7 @@ namespace {
 
 const int64_t FORMAT = 1;
 const int64_t ENTRIES = 4096;  // scratch for entries is made for multiples of so many
-const char COMMIT[] = "di_commit";
+const char COMMIT[] = "di_commit", FOLLOW[] = "di_follow", ACCEPT[] = "di_accept";
 
 struct Word {
     const char *first, *second;
@@ -22,7 +22,10 @@ const Word WORDS[] = {
     {"axis", "first", AXIS_FIRST}, {"seq", "slot", SEQ_SLOT}, {"seq", "c", SEQ_C}, {"seq", "floor", SEQ_FLOOR},
     {"seq", "blocks", SEQ_BLOCKS}, {"seq", "width", SEQ_WIDTH}, {"step", "block_tokens", BLOCK_TOKENS},
     {"step", "lookback_width", LOOKBACK_WIDTH}, {"input", "token_ids", TOKEN_IDS}, {"input", "lookback", LOOKBACK},
-    {"draw", "rows", DRAW_ROWS}};
+    {"draw", "rows", DRAW_ROWS}, {"draw", "tokens", DRAWN}, {"follow", "words", INTEGERS},
+    {"follow", "halves", INTEGERS}, {"follow", "table", FOLLOW_TABLE}, {"after", "n", AFTER_N},
+    {"after", "ids", AFTER_IDS}, {"after", "drafts", AFTER_DRAFTS}, {"sequence", "drafts", DRAFTS},
+    {"sequence", "filler", FILLER}};
 
 const Word OF_OPERAND[] = {
     {"value", "", VALUE}, {"param", "data", PARAM_DATA}, {"param", "scale", PARAM_SCALE},
@@ -134,13 +137,24 @@ DeviceKernels read_kernels(const std::string& path, const Table& table) {
     DeviceKernels out{whole.at("target").text(), whole.at("arch").text(), path.substr(0, path.rfind('/')),
                       whole.at_or("compiled", 1) != 0, {}, table.kernels.size()};
     const Json& all = whole.at("kernels");
-    const auto find = [&](const std::string& symbol) {
+    const auto add = [&](const std::string& symbol) -> size_t {
         for (const auto& f : all.fields()) {
-            if (f.first == symbol) return kernel(symbol, f.second, table);
+            if (f.first != symbol) continue;
+            out.kernels.push_back(kernel(symbol, f.second, table));
+            return out.kernels.size() - 1;
         }
-        fail(DI_BAD_KERNELS, "%s: the kernel %s of the launch table is missing", path.c_str(), symbol.c_str());
+        return 0;
     };
-    for (const KernelRow& k : table.kernels) out.kernels.push_back(find(k.symbol));
-    out.kernels.push_back(find(COMMIT));
+    const auto must = [&](const std::string& symbol) {
+        const size_t before = out.kernels.size();
+        add(symbol);
+        if (out.kernels.size() == before) {
+            fail(DI_BAD_KERNELS, "%s: the kernel %s of the launch table is missing", path.c_str(), symbol.c_str());
+        }
+    };
+    for (const KernelRow& k : table.kernels) must(k.symbol);
+    must(COMMIT);
+    out.follow = add(FOLLOW);
+    out.accept = add(ACCEPT);
     return out;
 }

@@ -11,7 +11,8 @@ enum Source {
     ROW_FIRST, ROW_STOP, AXIS_ROWS, AXIS_SEQ, AXIS_STEP_ROW, AXIS_POS, AXIS_FIRST, OTHER_FIRST, OTHER_POS,
     SEQ_SLOT, SEQ_C, SEQ_FLOOR, SEQ_BLOCKS, SEQ_WIDTH, BLOCK_TOKENS, LOOKBACK_WIDTH, TOKEN_IDS, LOOKBACK, DRAW_ROWS,
     VALUE, PARAM_DATA, PARAM_SCALE, STATE_BASE, STATE_STRIDE, STATE_FRESH, STATE_HAS_FRESH, STATE_FIRST, STATE_FROM,
-    STATE_VALID, STATE_RING, STATE_RECORD, PIN, PIN_GIVEN, SCRATCH, CONSTANTS
+    STATE_VALID, STATE_RING, STATE_RECORD, PIN, PIN_GIVEN, SCRATCH, CONSTANTS, INTEGERS, FOLLOW_TABLE, AFTER_N,
+    AFTER_IDS, AFTER_DRAFTS, DRAWN, DRAFTS, FILLER
 };
 
 struct Parameter {
@@ -53,8 +54,9 @@ struct DeviceKernel {
 struct DeviceKernels {
     std::string target, arch, folder;
     bool compiled;                      // else sources that only a stand-in for the device runs
-    std::vector<DeviceKernel> kernels;  // in the order of the launch table, and the commit of rings behind them
-    size_t commit;                      // its place
+    std::vector<DeviceKernel> kernels;  // in the order of the launch table, and behind them those of every engine:
+    size_t commit;                      // the commit of rings
+    size_t follow = 0, accept = 0;      // of steps that are sent ahead (following.h); 0: the target has none
 };
 
 // Faults with DI_BAD_KERNELS: a file that cannot be read, a kernel that is missing, an unknown word.

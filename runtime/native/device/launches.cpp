@@ -18,13 +18,23 @@ void DeviceEngine::run_entry(int32_t entry) {
     const Graph* const graph = profiling_ || pinned(e) ? nullptr : recorded(entry, rows);
     const Places places(table_, graph ? graph->most : rows);
     send(entry, places);
+    if (sending_ahead_ && following_.any) launch_common(kernels_.follow, entry, places);
     if (graph) {
         device_->replay(graph->id);
     } else {
         launch_all(e, rows, places);
     }
+    if (sending_ahead_ && entry == drawing_.sample) launch_common(kernels_.accept, entry, places);
     if (profiling_) device_->wait(e.name.c_str());
     last_entry_ = entry;
+}
+
+// A kernel that every engine has, over the sequences of the step.
+void DeviceEngine::launch_common(size_t kernel, int32_t entry, const Places& places) {
+    const EntryRow& e = table_.entries[(size_t)entry];
+    const Rows rows = rows_of_step();
+    launch_kernel(kernels_.kernels[kernel], nullptr, Work{e, rows, places, DI_AXIS_SEQ, 0, rows.of[DI_AXIS_SEQ]},
+                  e.name.c_str());
 }
 
 // The smallest recording that the rows fit into; launches that a step has no rows for end at once.
@@ -136,6 +146,14 @@ uint64_t DeviceEngine::value(const Parameter& p, const ArgWord* args, const Work
         case DRAW_ROWS: return integers(at.draws);
         case SCRATCH: return (uint64_t)scratch_;
         case CONSTANTS: return (uint64_t)(constants_ + p.index);
+        case INTEGERS: return (uint64_t)integers_;
+        case FOLLOW_TABLE: return integers(at.follow);
+        case AFTER_N: return (uint64_t)after_;
+        case AFTER_IDS: return (uint64_t)(after_ + after_bytes(1));
+        case AFTER_DRAFTS: return (uint64_t)(after_ + after_bytes(2));
+        case DRAWN: return (uint64_t)(arena_ + output_buffer(drawing_.sample, "tokens")->offset);
+        case DRAFTS: return (uint64_t)table_.sequence.drafts;
+        case FILLER: return (uint64_t)table_.sequence.filler;
         default: break;
     }
     const ArgWord& arg = args[p.index];
