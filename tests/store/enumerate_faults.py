@@ -116,9 +116,9 @@ def kill_processes(budget: float, seed: int) -> Counter[str]:
     return done
 
 
-def ask_an_engine(budget: float, seed: int) -> Counter[str]:
+def ask_an_engine(budget: float, seed: int, skipped: int) -> Counter[str]:
     """Faults in a life with an engine's blocks, one of each kind at each point first, then at random operations; the
-    engine's tokens are those of the replay log."""
+    engine's tokens are those of the replay log. ``skipped``: cases in front, which another run has done."""
     from store.test_end_to_end import trial_of
 
     rng, done = random.Random(seed), Counter[str]()
@@ -129,8 +129,9 @@ def ask_an_engine(budget: float, seed: int) -> Counter[str]:
         numbered = [(at, fault) for at, fault in cases if ops[at].point is not Point.OTHER]
         first = {(ops[at].point, fault): (at, fault) for at, fault in reversed(numbered)}
         chosen, covered = set(first.values()), set[tuple[Point, Fault]]()
+        order = [*first.values(), *(case for case in cases if case not in chosen)]
         until = time.monotonic() + budget
-        for at, fault in [*first.values(), *(case for case in cases if case not in chosen)]:
+        for at, fault in order[skipped:]:
             if time.monotonic() > until:
                 break
             try:
@@ -142,7 +143,8 @@ def ask_an_engine(budget: float, seed: int) -> Counter[str]:
             covered.add((ops[at].point, fault))
         done["pairs of point and fault"] = sum(point is not Point.OTHER for point, _ in covered)
         done["points"] = len({point for point, _ in covered} - {Point.OTHER})
-        print(f"{sum(count for what, count in done.items() if 'hit by' in what)} of {len(cases)} cases")
+        count = sum(count for what, count in done.items() if "hit by" in what)
+        print(f"{count} of {len(cases)} cases, from number {skipped} on")
     return done
 
 
@@ -160,10 +162,13 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true", help="kill real processes on the disk of the temporary folder")
     parser.add_argument("--engine", action="store_true", help="the demonstration model answers on what is left")
     parser.add_argument("--write", action="store_true", help=f"keep the result in {RESULTS.name}")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="with --engine: go on behind N cases")
     given = parser.parse_args()
     begun = time.monotonic()
-    run = kill_processes if given.kill else ask_an_engine if given.engine else enumerate_all
-    done = run(given.budget, given.seed)
+    if given.engine:
+        done = ask_an_engine(given.budget, given.seed, given.skip)
+    else:
+        done = (kill_processes if given.kill else enumerate_all)(given.budget, given.seed)
     for what, count in sorted(done.items()):
         print(f"{count:7,} {what}")
     seconds = time.monotonic() - begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from store.recording import Killed, Op, Recording
 from store.witness_store import DAY, Chain, Clocks, open_store
 
 from deepinfer.runtime.store import Flags, Status, Store
+from deepinfer.runtime.store.index import Index
 from deepinfer.runtime.store.lease import Writer
 from deepinfer.runtime.store.segment import parse_name
 
@@ -137,8 +139,15 @@ class Life:
 
     def _open(self, writer: Writer) -> Store:
         layout = self.cast.first.layout
-        return open_store(self.folder, layout=layout, clocks=self.clocks, files=self.files, writer=writer, bad_after=1,
-                          retry_seconds=0.0, segment_bytes=4 * layout.stride + 4 * 4096, arena_bytes=8 * layout.stride)
+        try:
+            return open_store(self.folder, layout=layout, clocks=self.clocks, files=self.files, writer=writer,
+                              bad_after=1, retry_seconds=0.0, segment_bytes=4 * layout.stride + 4 * 4096,
+                              arena_bytes=8 * layout.stride)
+        except Killed:  # nobody holds the store, but this process, which lives, would count as a user of its index
+            for index in gc.get_objects():
+                if isinstance(index, Index) and index.folder.is_relative_to(self.folder):
+                    index.abandon()
+            raise
 
     def _publish(self, store: Store, chain: Chain, which: Sequence[int] | None = None, flags: Flags = Flags.NONE,
                  cls: str = "chat") -> None:
