@@ -26,8 +26,6 @@ _RATE, _BF16 = 4.29e12, 795e12
 
 def prepare(out: Path) -> None:
     """Compiles every contraction that has a bar, at the schedules that an engine takes."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from deepinfer.backends.cuda_sm100.schedule import default_schedule
     from deepinfer.backends.cuda_sm100.target import ARCHS
     from deepinfer.backends.cuda_sm100.toolchain import Toolchain
@@ -37,7 +35,7 @@ def prepare(out: Path) -> None:
 
     bundle, database = Bundle("sm90"), database_for("sm90")
     specs = [s for s in contractions(str(CONFIG), "sm90", "").values() if shapes(s) in bars()]
-    with Toolchain(ARCHS["sm90"], 2) as tools, ThreadPoolExecutor(2) as pool:
+    with Toolchain(ARCHS["sm90"], 2) as tools:
         for spec in specs:
             schedule = (database.schedule(spec, installed_triton()) if database else None) or default_schedule(spec)
             source = emit(spec, schedule)
@@ -47,8 +45,9 @@ def prepare(out: Path) -> None:
                 taken.setdefault(v, []).extend((n, skew) for skew in (False, True) if f"{n}" + " skewed" * skew
                                                in bars()[shapes(spec)]["us"])
             for v, cases in taken.items():
-                stages, tile = source.variants[v].stages, schedule.tiles[v + len(schedule.tiles) - len(source.variants)]
-                made = list(zip(stages, pool.map(lambda s, source=source: tools.stage(source, s), stages), strict=True))
+                tile = schedule.tiles[v + len(schedule.tiles) - len(source.variants)]
+                stages, entries = tools.variant(source, source.variants[v])
+                made = list(zip(stages, entries, strict=True))
                 bundle.add(spec, schedule, tile, source, made, cases)
             bundle.kernels[spec.symbol]["shapes"] = shapes(spec)
             print(spec.symbol, flush=True)
