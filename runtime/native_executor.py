@@ -1,8 +1,8 @@
 """The executor of compiled engines: one native call runs a step, chooses tokens, judges drafts and makes new ones.
 
 It means what ``HostExecutor`` means. The sequences' state lies with the engine, so that a step that was submitted needs
-nothing of the host. With a lag, a device is sent the next step while one runs; for the host's processors a thread of
-its own makes the calls, which hold no lock of the interpreter.
+nothing of the host. With a lag, the engine is sent the next step while one runs and goes on by itself; for an engine
+that cannot, a thread makes the calls, which hold no lock of the interpreter.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidd
 LIBRARIES = ("-ldl",)
 HOST = "host"
 # What runs kernels on the threads of this machine; all else in the source folder is part of every runner.
-_OF_HOST = ("host.cpp", "host.h", "probe.cpp", "runner.cpp", "team.cpp", "team.h")
+_OF_HOST = ("ahead.cpp", "ahead.h", "host.cpp", "host.h", "probe.cpp", "runner.cpp", "team.cpp", "team.h")
 _OF_DEVICES = "device"
 # Draws that a device leaves to the host are made by the text of the kernels for hosts.
 _DRAWS = "../../backends/cpu/include"

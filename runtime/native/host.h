@@ -1,6 +1,7 @@
 // The engine whose kernels are functions of a shared object, run by threads of this process.
 #ifndef DEEPINFER_HOST_H
 #define DEEPINFER_HOST_H
+#include "ahead.h"
 #include "engine.h"
 #include "team.h"
 
@@ -39,6 +40,9 @@ class HostEngine final : public DiEngine {
     void allocate(int32_t slots, int32_t blocks, int32_t threads) override;
     void profile(bool on, const double** times, int32_t* launches) override;
     void place(const int32_t* cpus, int32_t count) override;
+    void submit(const DiWork* work, const DiOutcome* out) override;
+    void finish() override;
+    bool sends_ahead() const override { return true; }
 
   protected:
     void run_entry(int32_t entry) override;
@@ -54,7 +58,8 @@ class HostEngine final : public DiEngine {
     std::vector<int32_t> cpus_;  // where threads run, empty: anywhere
     int32_t placed_ = 0;         // how often that was said
     Clock::time_point mark_;     // until when phases have been timed
-    Team team_;                  // last: its threads end before what they work on
+    Team team_;                  // these last: threads end before what they work on
+    Ahead ahead_;
 
     struct Work;
 

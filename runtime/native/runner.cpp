@@ -59,6 +59,13 @@ void HostEngine::place(const int32_t* cpus, int32_t count) {
     ++placed_;
 }
 
+void HostEngine::submit(const DiWork* work, const DiOutcome* out) {
+    require_ready();
+    ahead_.send([this, work, out] { loop_step(work, out); });
+}
+
+void HostEngine::finish() { ahead_.wait(); }
+
 // The calling thread, once.
 void HostEngine::settle() const {
     static thread_local const HostEngine* engine = nullptr;

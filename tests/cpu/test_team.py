@@ -1,4 +1,5 @@
-"""The threads of an engine by themselves: every item once, and nobody waits for a thread that has not come."""
+"""The threads of an engine by themselves: every item once, nobody waits for a thread that has not come, and steps that
+are sent ahead run in their order."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SOURCE = Path(__file__).parent / "runner" / "team_check.cpp"
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("team") / "team_check"
     subprocess.run([cxx_compiler(), "-std=c++17", "-O1", "-pthread", f"-I{SOURCE_FOLDER}", str(SOURCE),
-                    str(SOURCE_FOLDER / "team.cpp"), "-o", str(out)], check=True)
+                    str(SOURCE_FOLDER / "team.cpp"), str(SOURCE_FOLDER / "ahead.cpp"), "-o", str(out)], check=True)
     return out
 
 
@@ -32,6 +33,10 @@ def test_every_item_of_a_launch_is_done_once_and_seen_by_the_next(check: Path) -
 
 def test_launches_end_while_threads_that_have_not_begun_a_share_are_held(check: Path) -> None:
     holds(check, "held")
+
+
+def test_calls_are_made_in_order_and_none_behind_a_fault(check: Path) -> None:
+    holds(check, "ahead")
 
 
 def test_a_thread_rests_when_it_costs_more_than_it_does_and_not_for_one_interrupt(check: Path) -> None:

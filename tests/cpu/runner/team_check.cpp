@@ -1,4 +1,4 @@
-// What test_team.py runs: `team_check held|shares|account`. Says nothing and returns 0 where the property holds.
+// What test_team.py runs: `team_check held|shares|account|ahead`. Says nothing and returns 0 where the property holds.
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ahead.h"
 #include "fault.h"
 #include "team.h"
 
@@ -118,12 +119,39 @@ void account() {
     require(!late.poor(), "what was long ago is forgotten");
 }
 
+void calls_ahead() {
+    std::vector<int> made;
+    bool seen = false;
+    {
+        Ahead ahead;
+        for (int round = 0; round < 3; ++round) {
+            for (int i = 0; i < 5; ++i) {
+                ahead.send([&made, i] {
+                    if (i == 3) throw i;
+                    made.push_back(i);
+                });
+            }
+            for (int i = 0; i < 3; ++i) ahead.wait();
+            try {
+                ahead.wait();
+            } catch (int fault) {
+                seen = fault == 3;
+            }
+            require(seen, "a wait throws what its call threw");
+        }
+        ahead.send([&made] { made.push_back(9); });
+        ahead.wait();
+    }
+    require(made == std::vector<int>{0, 1, 2, 0, 1, 2, 0, 1, 2, 9}, "calls behind a fault are not made, later ones are");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
     if (!std::strcmp(argv[1], "shares")) shares();
     else if (!std::strcmp(argv[1], "held")) held_helpers();
     else if (!std::strcmp(argv[1], "account")) account();
+    else if (!std::strcmp(argv[1], "ahead")) calls_ahead();
     else return 2;
     return 0;
 }
