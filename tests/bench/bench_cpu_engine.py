@@ -15,7 +15,8 @@ prefill  prompts of 512 and 4,096 tokens in steps of 512, beside the same layers
          scaled_dot_product_attention, see plain_torch.py), and the contractions' multiply-adds a second beside
          torch's own bf16 matrix product. `replay`: the same prompts as the model was trained to read them, with
          the upper layers run for the last window of rows only (bounded replay).
-context  one token at 1k, 16k and 64k tokens of context over caches of random entries: what grows, by kernel family.
+context  one token at 1k, 16k and 64k tokens of context by turns, over caches of random entries: what grows, by kernel
+         family.
 
 Read bandwidth: a plain loop over 512 MiB in huge pages on the same threads. Peak: torch's bf16 product of 2048 x 2048
 matrices. Times are wall time, the median of the steps; `best` is the fastest.
@@ -53,6 +54,7 @@ from deepinfer.tools.make_checkpoint.make import make_checkpoint
 
 CONFIGS = Path(__file__).with_name("configs")
 STEP_ROWS, SLOTS = 512, 8
+CONTEXT_TURNS = 60
 LOOP_TURNS = 4  # of each loop, the first of which does not count
 _WARM = 12  # steps of all sequences before decoding is timed: together they pick every expert
 SECTIONS = ("decode", "host", "prefill", "context")
@@ -331,19 +333,25 @@ class Run:
         bench.fill_caches(work)
         bench.step([(0, 0, STEP_ROWS)])
         pins = bench.pins(1, self.config["n_routed_experts"])
+        contexts = (1024, 16384, 65536)
+        times: dict[int, list[float]] = {c: [] for c in contexts}
+        launches: dict[int, list[NDArray[np.float64]]] = {c: [] for c in contexts}
+        for i in range(CONTEXT_TURNS + 1):  # by turns, so that a busy moment of the machine meets all of them
+            for at in contexts:
+                found, spent, _ = bench.profiled(1, lambda _, at=at, i=i: bench.step([(0, at + i, 1)], pins))
+                if i:
+                    times[at] += found
+                    launches[at].append(spent)
         base: dict[str, float] = {}
-        for context in (1024, 16384, 65536):
-            def one(i: int, at: int = context) -> float:
-                return bench.step([(0, at + i, 1)], pins)
-
-            one(0)
-            times, launches, _ = bench.profiled(self.given.steps, one)
-            spent = by_family(work, launches)
-            base = base or spent
-            more = work.cache_bytes(context) - work.cache_bytes(1024)
-            self.show("context", tokens=context, ms_step=round(statistics.median(times) * 1e3, 2),
-                      more_index_MB=round(more / 1e6, 2), more_floor_ms=round(more / self.bandwidth * 1e3, 3),
-                      growth_ms={f: round(spent[f] - base[f], 3) for f in spent}, ms_by_family=spent)
+        for at in contexts:
+            families = by_family(work, np.median(np.array(launches[at]), axis=0))
+            base = base or families
+            more = work.cache_bytes(at) - work.cache_bytes(contexts[0])
+            quarter, median = np.percentile(times[at], (25, 50))
+            self.show("context", tokens=at, steps=CONTEXT_TURNS, ms_step=round(float(median) * 1e3, 2),
+                      ms_step_quarter=round(float(quarter) * 1e3, 2), more_index_MB=round(more / 1e6, 2),
+                      more_floor_ms=round(more / self.bandwidth * 1e3, 3),
+                      growth_ms={f: round(families[f] - base[f], 3) for f in families}, ms_by_family=families)
 
 
 def by_family(work: Work, launches: NDArray[np.float64]) -> dict[str, float]:
