@@ -18,14 +18,19 @@ def tokens(logits: Array, draws: list[Array], c: int = 40, ahead: int = 0) -> li
     return run(spec_of(logits.shape[1], ahead), step, [logits, None], draws=np.concatenate(draws))[1].ravel().tolist()
 
 
-@pytest.mark.parametrize(("size", "rows", "every"), [(300, 10, 1), (5003, 4, 5)])
-def test_a_draw_on_the_device_is_the_token_that_the_oracle_chooses(size: int, rows: int, every: int) -> None:
-    logits = kinds_of_logits(size)[-rows:]
+@pytest.mark.parametrize(("size", "shifts", "every"), [(300, (0, 7), 1), (5003, (6, 9), 5)])
+def test_a_draw_on_the_device_is_the_token_that_the_oracle_chooses(size: int, shifts: tuple[int, ...],
+                                                                   every: int) -> None:
+    """Each of the options on two kinds of logits, all in one launch."""
+    kinds, draws, want, rows = kinds_of_logits(size), [], [], []
     for at, options in list(enumerate(OPTIONS))[::-every]:
         params = SamplingParams(**options)
         start = start_of(params, key=mixed(at))
-        want = [oracle(start, row, 41 + i) for i, row in enumerate(logits)]
-        assert tokens(logits, [words(params, start.key)] * len(logits)) == want, options
+        for shift in shifts:
+            rows.append(kinds[(at + shift) % len(kinds)])
+            draws.append(words(params, start.key))
+            want.append(oracle(start, rows[-1], 40 + len(rows)))
+    assert tokens(np.array(rows), draws) == want
 
 
 def test_rows_of_one_launch_have_options_of_their_own_and_bad_rows_say_so() -> None:

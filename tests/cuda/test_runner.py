@@ -130,6 +130,15 @@ def test_a_decode_is_one_recording_and_waits_once(llm: LLM) -> None:
                      "cuGraphInstantiateWithFlags": 0}
 
 
+@pytest.mark.parametrize("rows", [96, 95, 48, 41])
+def test_a_chunk_of_a_prompt_is_one_recording(llm: LLM, rows: int) -> None:
+    names = "cuGraphLaunch", "cuLaunchKernel", "cuStreamSynchronize"
+    with llm.session() as s:
+        before = [fake.calls(name) for name in names]
+        s.feed(load_case(CASE).ids[:rows])
+        assert [fake.calls(name) - n for name, n in zip(names, before, strict=True)] == [1, 0, 1]
+
+
 def test_memory_is_what_the_plan_says(quantised: Compiled) -> None:
     before = int(fake.library().fake_taken())
     with started(quantised) as llm:

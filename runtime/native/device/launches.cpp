@@ -51,7 +51,8 @@ const DeviceEngine::Graph* DeviceEngine::recorded(int32_t entry, const Rows& row
 }
 
 // Decodes and verifies of few sequences: one recording for every power of two rows, each of them a sequence of its own
-// at most, kept and wanted. A draft brings whole blocks.
+// at most, kept and wanted. A draft brings whole blocks. Behind those, chunks of prompts beside all sequences: as many
+// rows as the engine takes, half of them, and so on.
 void DeviceEngine::warm() {
     for (size_t e = 0; e < table_.entries.size(); ++e) {
         const EntryRow& entry = table_.entries[e];
@@ -63,6 +64,18 @@ void DeviceEngine::warm() {
             last = std::min(seqs * block, most);
             for (int32_t a = 0; a < table_.axes; ++a) rows.of[a] = std::min(last, entry.limit[a]);
             rows.of[DI_AXIS_SEQ] = std::min({seqs, last, entry.limit[DI_AXIS_SEQ]});
+            record((int32_t)e, rows);
+        }
+        for (int64_t chunk = (int32_t)e == drawing_.step ? entry.limit[DI_AXIS_STEP] : 0; chunk > most; chunk /= 2) {
+            Rows rows;
+            rows.of[DI_AXIS_STEP] = chunk;
+            rows.of[DI_AXIS_KEPT] = std::min(chunk, entry.limit[DI_AXIS_KEPT]);
+            rows.of[DI_AXIS_WANTED] = std::min(chunk, entry.limit[DI_AXIS_WANTED]);
+            rows.of[DI_AXIS_SEQ] = entry.limit[DI_AXIS_SEQ];
+            for (int32_t a = DI_AXIS_GROUPS; a < table_.axes; ++a) {
+                const int64_t groups = chunk / table_.ratio[a] + rows.of[DI_AXIS_SEQ];
+                rows.of[a] = std::min(groups, entry.limit[a]);
+            }
             record((int32_t)e, rows);
         }
     }
