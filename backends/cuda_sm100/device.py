@@ -80,6 +80,12 @@ def di_swap(x, N: tl.constexpr, M: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
+def di_halves(x, H: tl.constexpr, N: tl.constexpr):
+    """The first and the second half of the columns of [H, N]."""
+    return tl.split(tl.permute(tl.reshape(x, [H, 2, N // 2]), (0, 2, 1)))
+
+
+@triton.jit
 def di_narrow(x, w, N: tl.constexpr, ACROSS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
               PART: tl.constexpr, EXACT: tl.constexpr):
     """Products [ROWS, ACROSS] of x [ROWS, PART] with N rows of a weight [.., K] f32 that begins at ``w``; EXACT: bf16

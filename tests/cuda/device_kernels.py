@@ -2,7 +2,8 @@
 
     python tests/cuda/device_kernels.py BUNDLE RESULT.json [SECONDS] [--golden]
 
-BUNDLE: of tests/cuda/kernels_bundle.py. Times are of graph replays with cold caches, as in device_run.py. ``--golden``
+BUNDLE: of tests/cuda/kernels_bundle.py. Times are of graph replays with cold caches, as in device_run.py, of a kernel
+and of each of its stages alone. ``--golden``
 also compiles the kernels of golden models here and compares the bits of their variants. Needs numpy.
 """
 
@@ -67,17 +68,21 @@ def timed(driver: Driver, blob: bytes, kind: str, kernel: dict[str, Any], shape:
     sets = [Arguments(driver, kernel["spec"], kernel["table"], kernel["records"], shape, n) for n in range(copies)]
     variant = variant_for(kernel["table"], shape.rows)
 
-    def work() -> None:
-        for s in sets:
-            run_variant(driver, blob, variant, shape.rows, s.values)
+    def measured(stages: list[dict[str, Any]]) -> float:
+        def work() -> None:
+            for s in sets:
+                run_variant(driver, blob, {"stages": stages}, shape.rows, s.values)
 
-    work()
-    driver.synchronize()
-    us = driver.timed(driver.capture(work), (flush, _FLUSH), 11) / copies
+        work()
+        driver.synchronize()
+        return round(driver.timed(driver.capture(work), (flush, _FLUSH), 11) / copies, 2)
+
+    us, stages = measured(variant["stages"]), variant["stages"]
+    apart = [measured([s]) for s in stages] if len(stages) > 1 else [us]
     for s in sets:
         s.free()
     return {"kind": kind, "symbol": kernel["spec"]["symbol"], "rows": shape.rows, "context": shape.context,
-            "prefill": shape.prefill, "us": round(us, 2), "bar_us": bar, "stages": len(variant["stages"])}
+            "prefill": shape.prefill, "us": us, "bar_us": bar, "stages_us": apart}
 
 
 def golden_kernels() -> tuple[bytes, list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from cuda.test_kernels_edges import attend, gemm, store_acc
 
 from deepinfer.backends.cuda_sm100 import toolchain
 from deepinfer.backends.cuda_sm100.cubin import parameter_sizes
-from deepinfer.backends.cuda_sm100.source import CudaSource
+from deepinfer.backends.cuda_sm100.source import CudaSource, Variant
 from deepinfer.backends.cuda_sm100.target import ARCHS
 from deepinfer.backends.cuda_sm100.toolchain import Toolchain, compile_sources
 from deepinfer.backends.grid import Grid
@@ -103,12 +103,14 @@ def test_a_variant_that_spills_gives_its_place_to_the_next_and_the_last_is_refus
 
     monkeypatch.setattr(Toolchain, "_compiled", compiled)
     source = source_of(SPECS["attend"])
-    wide = next(v for v in source.variants if v.otherwise is not None)
+    stage = source.variants[-1].stages[0]
+    wide, narrow = (Variant(0, (dataclasses.replace(stage, constants=(("KEYS", n),), otherwise=()),)) for n in (64, 32))
+    wide = dataclasses.replace(wide, otherwise=narrow)
     for spilling in ((64,), (32, 64)):
         with Toolchain(ARCHS["sm100"], 1, Cache(tmp_path / str(len(spilling)))) as tools:
             if len(spilling) == 1:
                 stages, made = tools.variant(source, wide)
-                assert stages == wide.otherwise.stages and len(made) == len(stages)
+                assert stages == narrow.stages and len(made) == len(stages)
                 assert 64 in asked
             else:
                 with pytest.raises(ToolchainError, match="keeps registers in memory; found 8 bytes"):

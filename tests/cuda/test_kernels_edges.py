@@ -118,15 +118,15 @@ def test_pairs_of_a_row_and_an_expert_that_does_not_exist_use_the_last_one() -> 
     assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
 
 
-def attend(picks: int) -> KernelSpec:
+def attend(picks: int, rounds: str = "") -> KernelSpec:
     state = (("first_position", 0), ("kind", "window"), ("record_bytes", 68), ("ring_rows", 9), ("window", 4))
     paged = (("kind", "paged"), ("ratio", 2), ("record_bytes", 36))
     operands = (Operand("value", "T", (4, 64), "bf16"), Operand("param", "-", (4,), "f32"),
                 Operand("state", "T", (64,), "mxfp8(1,32)[64]", detail=state),
                 Operand("state", "T", (64,), "fp4_e4m3(16)[64]", detail=paged),
                 Operand("value", "T", (picks,), "i32"), Operand("value", "T", (4, 64), "f32", True))
-    attrs = (("head_dim", 64), ("heads", 4), ("kv_heads", 1), ("q", 0), ("rounds", ""), ("scale", 0.125), ("sink", 1),
-             ("sources", (("window", 4, 2, -1, -1), ("selected", 2, 3, -1, 4))), ("value_dim", 64))
+    attrs = (("head_dim", 64), ("heads", 4), ("kv_heads", 1), ("q", 0), ("rounds", rounds), ("scale", 0.125),
+             ("sink", 1), ("sources", (("window", 4, 2, -1, -1), ("selected", 2, 3, -1, 4))), ("value_dim", 64))
     return KernelSpec("attend", "T", operands, attrs, store_acc((4, 64), 5), title="test")
 
 
@@ -149,6 +149,32 @@ def test_attention_ignores_picks_that_name_no_visible_entry() -> None:
         assert np.isfinite(out).all()
         assert np.abs(out - few).max() <= 1e-6 * np.abs(few).max()
         assert np.array_equal(out, outs[0])  # however many rows there are
+
+
+@pytest.mark.parametrize("source", ["window", "picked"])
+def test_a_key_that_is_not_a_number_makes_its_own_row_one(source: str) -> None:
+    """Records that are decoded by words: an E4M3 code, or the scale of E2M1 codes, of the first sequence's keys."""
+    spec, rows = attend(3, "bf16"), torch.from_numpy(RNG.standard_normal((2, 9, 64)).astype(np.float32))
+    ring = encode_record(rows.reshape(18, 64), DType.parse("mxfp8(1,32)[64]")).reshape(2, 9, 68)
+    pages = encode_record(rows[:, :8].reshape(16, 64), DType.parse("fp4_e4m3(16)[64]")).reshape(4, 4, 36)
+    q = held(RNG.standard_normal((2, 256)).astype(np.float32), "bf16")
+    sink, picks = Param(RNG.standard_normal(4).astype(np.float32)), np.array([[1, 4, 6]] * 2, np.int32)
+    step = Step([Seq(1, 15, slot=s, blocks=(2 * s, 2 * s + 1)) for s in range(2)], block_tokens=8)
+
+    def outs() -> list[Array]:
+        state = State(ring.copy(), None)
+        return [run(spec, step, [q, sink, state, State(pages.copy(), None, 0, 2), picks, None], variant=v)[5]
+                for v in range(len(source_of(spec).variants))]
+
+    clean = outs()
+    if source == "window":
+        ring[0, 14 % 9, 5] |= 0x7F
+    else:
+        pages[1, 0, 33] = 0x7F  # entry 4
+    for out, good in zip(outs(), clean, strict=True):
+        assert np.isfinite(good).all() and np.array_equal(good, clean[0])
+        assert np.isnan(out[0]).all()
+        assert np.array_equal(out[1], good[1])
 
 
 # ---- formats and selections ----------------------------------------------------------------------------------------
@@ -197,16 +223,16 @@ def test_selections_are_best_first_with_ties_to_the_lower_index() -> None:
     assert 5 not in got[3]
 
 
-def chosen(entries: int, rounds: str) -> KernelSpec:
+def chosen(entries: int, rounds: str, listed: bool = True) -> KernelSpec:
     """Selections of each kind: blocks of entries, entries, and entries within listed blocks."""
     paged = (("kind", "paged"), ("ratio", 1), ("record_bytes", 32))
     operands = (Operand("value", "T", (4, 16), "bf16"), Operand("state", "T", (16,), "bf16[16]", detail=paged),
                 Operand("value", "T", (4,), "bf16"), Operand("value", "T", (6,), "i32"),
-                *(Operand("value", "T", (k,), "i32", True) for k in (6, entries, 5)))
+                *(Operand("value", "T", (k,), "i32", True) for k in (6, entries, 5)[: 3 if listed else 2]))
     kinds = [(("k", k), ("block", block), ("within", within), ("within_block", 4 if within >= 0 else 0), ("pin", -1),
               ("out", out)) for k, block, within, out in ((6, 4, -1, 4), (entries, 0, -1, 5), (5, 0, 3, 6))]
     attrs = (("head_dim", 16), ("heads", 4), ("keys", 1), ("q", 0), ("ratio", 1), ("rounds", rounds),
-             ("selections", tuple(kinds)), ("w", 2))
+             ("selections", tuple(kinds[: 3 if listed else 2])), ("w", 2))
     return KernelSpec("score_select", "T", operands, attrs, (), title="test")
 
 
@@ -234,6 +260,26 @@ def test_selections_among_many_entries_are_those_of_a_sorted_row(rounds: str) ->
         wanted = {4: best(blocks, range(len(blocks)), 6), 5: best(scores, range(n), k), 6: best(scores, inside, 5)}
         for out in outs:
             assert {i: out[i][row].tolist() for i in wanted} == wanted
+
+
+def test_programs_that_share_a_row_select_what_one_alone_does() -> None:
+    """Several parts with entries, most of them equal; the last row sees fewer entries than it may take."""
+    k, visible = 600, (2600, 500)
+    kinds = held(RNG.integers(-2, 3, (5, 16)).astype(np.float32), "bf16")
+    keys = np.ascontiguousarray(kinds[RNG.integers(0, 5, 2688)])
+    keys[[17, 1030]] = 0x7FC0
+    pages = keys.reshape(21, 128, 16).view(np.uint8).reshape(21, 128, 32)
+    q = held(RNG.integers(-1, 2, (2, 64)).astype(np.float32), "bf16")
+    w = held(RNG.integers(-1, 3, (2, 4)).astype(np.float32), "bf16")
+    step = Step([Seq(1, n - 1, blocks=tuple(range(21))) for n in visible], block_tokens=128)
+    spec = chosen(k, "bf16", listed=False)
+    assert [len(v.stages) for v in source_of(spec).variants] == [5, 5, 1]
+    for v in (1, 2):
+        out = run(spec, step, [q, State(pages, None, 0, 1), w, np.zeros((2, 6), np.int32), None, None], variant=v)
+        for row, n in enumerate(visible):
+            scores = (np.maximum(from_bf16(q)[row].reshape(4, 16) @ from_bf16(keys[:n]).T, 0)
+                      * from_bf16(w)[row][:, None]).sum(0)
+            assert out[5][row].tolist() == best(np.where(np.isnan(scores), -np.inf, scores), range(n), k)
 
 
 def best(scores: Array, among: Iterable[int], k: int) -> list[int]:

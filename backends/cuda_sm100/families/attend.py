@@ -2,8 +2,9 @@
 
 What is rounded is a probability beside the largest score of its row, so scores come first. Where the number of keys has
 a bound they are kept in the scratch: for few rows by programs that share the keys of a row, then the values are summed
-by programs that share its features; for many rows by one program each. Scores do not depend on their tile, and every
-program adds values up key by key in the same order: a row's result does not depend on which of the two ran.
+by programs that share its features; for many rows by one program each, two of them on a processor, so that one decodes
+while the other multiplies. Every program makes scores and adds values up in the same order: a row's result does not
+depend on which of the two ran.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer.backends.cpu.tile.index import linear
-from deepinfer.backends.cuda_sm100.families.reader import Reader, holds_bf16
+from deepinfer.backends.cuda_sm100.families.reader import Reader, holds_bf16, in_words
 from deepinfer.backends.cuda_sm100.signature import Signature
 from deepinfer.backends.cuda_sm100.source import CudaSource, Stage, Variant, render
 from deepinfer.backends.cuda_sm100.tile.axes import Axes, power_of_two
@@ -23,11 +24,15 @@ from deepinfer.codegen.kernels.spec import KernelSpec, TileOp
 from deepinfer.errors import InternalError
 
 HEADS, EXACT_HEADS = 64, 16  # heads of one program: they share the decoded keys
-KEYS = 32  # keys of a step of a loop; sums of probabilities are made by lane
-SHARED = ((16, 32, 64), (64, 64, 128))  # rows that share programs -> keys of a program, features of a program
+KEYS, INEXACT_KEYS, UNBOUNDED_KEYS = 64, 32, 16  # keys of a step of a loop; sums of probabilities are made by lane
+DECODED = 128  # features of keys that are decoded at a time
+FEATURES = 256  # features that a program sums at a time
+_PIECE = 32  # and that its epilogue goes through at a time
+SHARED = ((16, 32, 32), (128, 64, 128))  # rows that share programs -> keys of a program, features of a program
+_HALF = 112 << 10  # shared memory of one of two programs of a processor
 _ALIGNED = 64  # columns of scores that a source begins at
 _ABSENT = -1 << 62  # the place of a key that is not there
-_PERSISTENT = 132  # programs that fill a device, one row after the other
+_PERSISTENT = 264  # programs that fill a device, one row after the other
 
 
 @dataclass
@@ -35,7 +40,8 @@ class Source:
     """Where the keys of a source are. ``most``: keys at most, 0 without a bound; ``setup``: statements before its
     loops, with the number of keys ``count``; ``find``: those that make records (or rows) and validity of keys ``j``;
     ``key``, ``value``: those that make a block [KEYS, features] of that name; ``first``: its first column of
-    scores; ``places``: name, base and bytes of the records that ``find`` makes."""
+    scores; ``steps``: steps of keys in flight while scores are made; ``places``: name, base and bytes of the records
+    that ``find`` makes."""
 
     most: int
     count: str
@@ -44,6 +50,7 @@ class Source:
     key: list[str] = field(default_factory=list)
     value: list[str] = field(default_factory=list)
     first: int = 0
+    steps: int = 2
     places: list[tuple[str, str, int]] = field(default_factory=list)
 
     @property
@@ -71,7 +78,7 @@ class Sources:
         out, find = self._records(n, kind, width, picked)
         op = self.signature.operand(keys)
         out.find.append(f"record = ({find(keys)})[:, None]")
-        out.key = self.reader.block("key", "record", op, self.d, self.kv, d="c")
+        out.key = self.reader.block("key", "record", op, self.d, self.kv, span="C", first="c0", d="c")
         out.places.append(("record", self.signature.state(keys, "base"), op.get("record_bytes")))
         other = "record"
         if values >= 0:
@@ -124,14 +131,18 @@ def emit(spec: KernelSpec) -> CudaSource:
     if spec.get("rounds") not in ("", "bf16"):
         raise InternalError(f"probabilities are held in bf16 or f32, not {spec.get('rounds')}")
     heads, kv, d, vd = (spec.get(x) for x in ("heads", "kv_heads", "head_dim", "value_dim"))
-    q, sink = spec.operands[spec.get("q")], spec.get("sink")
+    q, sink, rounds = spec.operands[spec.get("q")], spec.get("sink"), bool(spec.get("rounds"))
     cached = [spec.operands[i] for s in spec.get("sources") for i in s[2:4] if i >= 0]
     exact = holds_bf16(q) and all(map(holds_bf16, cached)) and spec.get("rounds") == "bf16"
     share = heads // kv
     group = next(g for g in range(min(share, HEADS if exact else EXACT_HEADS), 0, -1) if share % g == 0)
     signature.axis("seq"), signature.axis("pos"), signature.scratch()
     element = "tl.bfloat16" if exact else "tl.float32"
-    printer = Sources(spec, signature, Reader(signature, element))
+    words = exact and kv == 1 and d == vd and all(
+        kind != "block" and values < 0 and in_words(spec.operands[keys], d)
+        for kind, _, keys, values, _ in spec.get("sources"))
+    reader = Reader(signature, element, words)
+    printer = Sources(spec, signature, reader)
     if power_of_two(d) != power_of_two(vd):
         raise InternalError("keys and values of very different widths")
     sources = [printer.text(n, s) for n, s in enumerate(spec.get("sources"))]
@@ -140,13 +151,16 @@ def emit(spec: KernelSpec) -> CudaSource:
         s.first, columns = columns, columns + s.columns
     plan = _Plan(spec.symbol, heads // group, max(16, power_of_two(group)), max(16, power_of_two(d)), columns, exact,
                  all(s.most for s in sources))
+    for s in sources:
+        s.steps = plan.steps(sum(size for *_, size in s.places[:1]))
     return render(spec, signature, plan.variants(), scratch=(plan.scratch(), 0), sources=sources,
                   lines=_epilogue(spec, signature, heads, vd), heads=heads, group=group, groups=plan.groups,
                   share=share, d=d, vd=vd, q=signature.value(spec.get("q")), q_at=signature.row_of(q.rows),
                   bounded=plan.bounded, sink=signature.param(sink) if sink >= 0 else "", element=element,
-                  columns=columns, room=plan.room(), places=plan.places(), absent=_ABSENT,
-                  persistent=_PERSISTENT, scale=repr(float(spec.get("scale"))),
-                  rounds=bool(spec.get("rounds")), kv=kv, precision="" if exact else ', input_precision="tf32x3"')
+                  columns=columns, room=plan.room(), places=plan.places(), absent=_ABSENT, chunks=plan.chunks,
+                  persistent=_PERSISTENT, scale=repr(float(spec.get("scale")) * reader.up), up=repr(reader.up),
+                  words=words, piece=_PIECE, per=2 if rounds else 1, held="tl.bfloat16" if rounds else "tl.float32",
+                  rounds=rounds, kv=kv, precision="" if exact else ', input_precision="tf32x3"')
 
 
 @dataclass(frozen=True)
@@ -161,42 +175,52 @@ class _Plan:
     exact: bool
     bounded: bool
 
+    @property
+    def keys(self) -> int:
+        return UNBOUNDED_KEYS if not self.bounded else KEYS if self.exact else INEXACT_KEYS
+
+    @property
+    def chunks(self) -> int:
+        """Steps of the features of a key."""
+        return -(-self.d // DECODED)
+
+    def steps(self, record: int) -> int:
+        """Steps of keys in flight, 3 at most, beside the queries and a step's decoded features."""
+        left = _HALF - 2 * self.h * self.d - 2 * self.keys * DECODED
+        return max(1, min(2, left // (self.keys * max(1, record)))) + 1
+
     def room(self) -> int:
         """f32 of a row and group: scores, the largest of each tile, and where keys and values lie."""
         return self.places() + 4 * self.columns
 
     def places(self) -> int:
         """The first f32 of the places."""
-        return self.h * (self.columns + self.columns // KEYS)
+        return self.h * (self.columns + self.columns // min(self.keys, SHARED[0][1]))
 
     def scratch(self) -> int:
         return 4 * self.room() * self.groups * max(SHARED[-1][0], _PERSISTENT) if self.bounded else 0
 
     def variants(self) -> list[Variant]:
-        matrix = self.exact and self.h >= 64
-        wide = self.h * self.d >= 64 * 256
+        matrix, f = self.exact and self.h >= 64, min(self.d, FEATURES)
+        sizes = (("H", self.h), ("C", min(self.d, DECODED)), ("KEYS", self.keys))
         if not self.bounded:
             f = min(self.d, 128)
-            constants = (("H", self.h), ("D", self.d), ("F", f), ("KEYS", KEYS // 2))
-            stage = Stage(self.symbol, Grid(times=self.groups * (self.d // f)), 8 if wide else 4, constants, 2, True,
-                          matrix, ((("pipeline", 1),),))
+            stage = Stage(self.symbol, Grid(times=self.groups * (self.d // f)), 8 if self.h * self.d >= 64 * 256 else 4,
+                          (*sizes, ("F", f)), 2, True, matrix, ((("pipeline", 1),),))
             return [Variant(0, (stage,))]
-        out = []
-        for rows, keys, features in SHARED:
-            smaller = None if keys == KEYS else Variant(rows, self._shared(KEYS, features, matrix))
-            out.append(Variant(rows, self._shared(keys, features, matrix), smaller))
-        whole = Stage(self.symbol, Grid(fixed=_PERSISTENT * self.groups), 8 if wide else 4,
-                      (("H", self.h), ("D", self.d), ("F", min(self.d, 256)), ("KEYS", KEYS)), 2, True, matrix,
-                      tuple((("F", f), ("pipeline", p)) for f in (128, 64) for p in (2, 1) if f < self.d))
-        return [*out, Variant(0, (whole,))]
+        shared = [Variant(rows, self._shared(min(keys, self.keys), features, matrix))
+                  for rows, keys, features in SHARED]
+        whole = Stage(self.symbol, Grid(fixed=_PERSISTENT * self.groups), 4, (*sizes, ("F", f)), 2, True, matrix,
+                      tuple((("F", x), ("pipeline", p)) for x in (128, 64) for p in (2, 1) if x < f))
+        return [*shared, Variant(0, (whole,))]
 
     def _shared(self, keys: int, features: int, matrix: bool) -> tuple[Stage, Stage]:
         """Scores by programs that share keys, values by programs that share features."""
         tiles, f, one = self.columns // keys, min(features, self.d), ((("pipeline", 1),),)
-        scores = Stage(f"{self.symbol}_scores", Grid(times=self.groups * tiles), 8 if keys > 32 else 4,
-                       (("H", self.h), ("D", self.d), ("KEYS", keys)), 2, True, matrix, one)
-        values = Stage(f"{self.symbol}_values", Grid(times=self.groups * (self.d // f)), 8 if f > 64 else 4,
-                       (("H", self.h), ("F", f), ("KEYS", KEYS), ("TILES", tiles)), 2, True, matrix, one)
+        scores = Stage(f"{self.symbol}_scores", Grid(times=self.groups * tiles), 4,
+                       (("H", self.h), ("C", min(self.d, DECODED)), ("KEYS", keys)), 1, True, matrix)
+        values = Stage(f"{self.symbol}_values", Grid(times=self.groups * (self.d // f)), 4,
+                       (("H", self.h), ("F", f), ("KEYS", self.keys), ("TILES", tiles)), 3, True, matrix, one)
         return scores, values
 
 

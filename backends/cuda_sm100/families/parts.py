@@ -1,14 +1,17 @@
 """Rowwise kernels whose rows are made in parts: those that contract what they make with a few rows of a weight.
 
 The first stage makes parts of rows, with partial sums of everything that goes over whole rows: contractions and
-reductions. The second adds the partial sums up in a fixed order, and does what is left row by row. Parts follow from
-sizes alone. Tiles of one row and of several differ in speed only.
+reductions. The second adds the partial sums up in a fixed order, and does what is left: row by row what goes over the
+features, for tiles of rows what is made of the sums alone. Parts follow from sizes alone. Tiles of one row and of
+several differ in speed only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 from deepinfer.backends.cpu.storage import stored
 from deepinfer.backends.cpu.tile.index import Ix, linear
@@ -23,7 +26,9 @@ from deepinfer.dsl.types import DType
 from deepinfer.errors import InternalError
 
 WIDEST = 64  # features of a part
-FEW, TILE = 8, 16  # rows whose tiles hold one; rows of a tile otherwise, and of a product in any case
+TILES = ((8, 1), (0, 16))  # rows, 0 for any number -> rows of a tile
+TILE = 16  # rows of a product at least
+SHORT = 4  # rows of a tile of what is made of sums alone
 _ROW = frozenset((0,))
 
 
@@ -97,23 +102,36 @@ def emit(spec: KernelSpec, ops: list[TileOp]) -> CudaSource:
     signature = Signature(spec)
     signature.axis("seq"), signature.scratch()
     room = _Room(s, spec)
-    first, variants = {}, []
-    rest = Stage(f"{spec.symbol}_rest", Grid(), 8, otherwise=(16, 4), hot=True)
-    for name, limit, rows in (("few", FEW, 1), ("many", 0, TILE)):
+    short, long = _groups(s)
+    tiled = Grid(SHORT + 1, SHORT) if long else Grid(1, SHORT)
+    first, variants = [], []
+    rest = Stage(f"{spec.symbol}_rest", tiled if short else Grid(), 8, otherwise=(16, 4), hot=True)
+    for limit, rows in TILES:
         axes = Axes([rows, s.part])
         _First(s, signature, axes, room).lines()
         axes = axes.again()
-        first[name] = {"rows": rows, "body": _First(s, signature, axes, room).lines(), "axes": axes.lines,
-                       "shape": axes.shape(_ROW)}
-        stage = Stage(f"{spec.symbol}_{name}", Grid(1, rows, 0, s.parts), 4, hot=True, otherwise=(8,))
+        first.append({"rows": rows, "body": _First(s, signature, axes, room).lines(), "axes": axes.lines,
+                      "shape": axes.shape(_ROW)})
+        stage = Stage(f"{spec.symbol}_{rows}", Grid(1, rows, 0, s.parts), 4, hot=True, otherwise=(8,))
         variants.append(Variant(limit, (stage, rest)))
-    axes = Axes()
-    _second(s, signature, axes, room)
-    axes = axes.again()
-    second = _second(s, signature, axes, room)
-    return render(spec, signature, variants, scratch=(0, room.bytes), template="parts", first=first, second=second,
-                  second_axes=axes.lines, parts=s.parts, wide=power_of_two(s.parts), part=s.part, room=room.bytes,
-                  columns=s.columns, across=power_of_two(s.columns), total=room.total)
+    return render(spec, signature, variants, scratch=(0, room.bytes), template="parts", first=first,
+                  short=_late(s, signature, room, short, SHORT), long=_late(s, signature, room, long),
+                  parts=s.parts, wide=power_of_two(s.parts), part=s.part, room=room.bytes, columns=s.columns,
+                  total=room.total)
+
+
+def _groups(s: Split) -> tuple[set[int], set[int]]:
+    """Late stores: those made of sums alone, and those that go over features."""
+    @cache
+    def over_features(i: int) -> bool:
+        o = s.ops[i]
+        if i in s.sums:
+            return False
+        return i in s.crossing or size(o) >= s.features or any(map(over_features, o.args))
+
+    stores = [i for i in sorted(s.late) if s.ops[i].op in ("store", "store_record")]
+    long = {i for i in stores if s.ops[i].op == "store_record" or over_features(i)}
+    return set(stores) - long, long
 
 
 class _Room:
@@ -230,17 +248,34 @@ class _First:
         return Ix.var("part") * self.s.part + k * self.s.features
 
 
-def _second(s: Split, signature: Signature, axes: Axes, room: _Room) -> list[str]:
-    """Prints the second stage: one row, with sums and values that cross read from memory."""
-    ops = [replace(o, op="const", args=(), attrs=(("values", (0.0,)),)) if o.op == "store" and i not in s.late else o
-           for i, o in enumerate(s.ops)]
-    p = Printer(ops, signature, axes)
+def _late(s: Split, signature: Signature, room: _Room, stores: set[int], rows: int = 0) -> dict[str, Any] | None:
+    """A group of late stores as the skeleton takes it, for tiles of ``rows`` rows or for single ones; None if empty."""
+    if not stores:
+        return None
+    axes = Axes([rows] if rows else [])
+    _second(s, signature, axes, room, stores, rows > 0)
+    axes = axes.again()
+    body, used = _second(s, signature, axes, room, stores, rows > 0)
+    return {"rows": max(1, rows), "body": body, "axes": axes.lines, "shape": axes.shape(_ROW) if rows else [],
+            "first": min(used, default=0), "stop": max(used, default=0),
+            "across": power_of_two(max(1, max(used, default=0) - min(used, default=0)))}
+
+
+def _second(s: Split, signature: Signature, axes: Axes, room: _Room, stores: set[int],
+            tiled: bool) -> tuple[list[str], set[int]]:
+    """Prints stores of the second stage, with sums and values that cross read from memory: of one row, or of a tile of
+    rows along axis 0. Also where columns of sums that are read begin and end."""
+    ops = [replace(o, op="const", args=(), attrs=(("values", (0.0,)),)) if i not in stores and
+           o.op in ("store", "store_record") else o for i, o in enumerate(s.ops)]
+    p = Printer(ops, signature, axes, "row", "r_ok", _ROW, prefix="m") if tiled else Printer(ops, signature, axes)
+    used = set[int]()
 
     def total(i: int) -> Callable[[Index], Block]:
         o, base = s.ops[i], f"(room + {room.total}).to(tl.pointer_type(tl.float32)) + {s.sums[i]}"
 
         def read(at: Index) -> Block:
-            x = p.read(base, linear(o.dims, at), "*f32", False)
+            used.update((s.sums[i], s.sums[i] + size(o)))
+            x = p.read(base, linear(o.dims, at), "*f32", tiled)
             if o.op == "reduce" and o.get("how") == "mean":
                 count = size(s.ops[o.args[0]]) // size(o)
                 return p.let(f"tl.div_rn({x.text}, {float(count)!r})", x.spans)
@@ -256,4 +291,4 @@ def _second(s: Split, signature: Signature, axes: Axes, room: _Room) -> list[str
         return read
 
     p.known = {**{i: total(i) for i in s.sums}, **{i: kept(i, operand) for i, operand in s.crossing.items()}}
-    return p.statements()
+    return p.statements(), used

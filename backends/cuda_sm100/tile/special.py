@@ -26,7 +26,7 @@ def _reduce(p: Printer, i: int, o: TileOp, index: Index) -> Block:
     last = len(source.dims) - 1
     if count == 1:
         total = p.value(o.args[0], index)
-    elif count <= _UNROLLED and last not in reduced:
+    elif count <= _UNROLLED and last not in reduced and not p.carries:  # single elements of a carry are dear
         total = _terms(p, o, source, index, reduced)
     elif len(reduced) == 1 and source.dims[reduced[0]] > 8192 and not p.row_spans:
         total = _long(p, o, source, index, reduced[0])
@@ -189,11 +189,19 @@ def _decoded_part(p: Printer, record: str, part: Part, at: Ix, of: Block, spans:
 
 # ---- rotations and lookups -----------------------------------------------------------------------------------------
 def _pair_rotate(p: Printer, i: int, o: TileOp, index: Index) -> Block:
-    x, cos, sin = o.args
-    n, width = size(p.ops[cos]), o.dims[-1]
-    still, last = width - 2 * n, index[-1]
+    x, last = o.args[0], index[-1]
+    still = o.dims[-1] - 2 * size(p.ops[o.args[1]])
     if still % 2:
         raise InternalError("pairs begin at an odd feature")
+    if still and p.reads_acc(x) and p.spans_of(last):  # few tiles hold features that turn
+        return p.where_any(f"({last}) >= {still}", p.value(x, index), lambda: _turned(p, o, index, still))
+    return _turned(p, o, index, still)
+
+
+def _turned(p: Printer, o: TileOp, index: Index, still: int) -> Block:
+    """Pairs of features from ``still`` on, turned."""
+    x, cos, sin = o.args
+    n, width, last = size(p.ops[cos]), o.dims[-1], index[-1]
     spans = p.spans_of(last)
     other = p.opaque(f"({last}) ^ 1", width, last)
     pair = p.opaque(f"tl.maximum(({last}) - {still}, 0) // 2", n, last)
@@ -348,10 +356,10 @@ def _scan(p: Printer, i: int, o: TileOp, index: Index) -> Block:
     canonical = p.canonical(o.dims, index)
     key = (i, tuple(canonical))
     if key not in p.memo:
-        spans = p.spans_of(*canonical)
         start = p.value(o.args[0], tuple(canonical))
+        spans = p.spans_of(*canonical) | start.spans
         carry = p.let(f"{start.text} + tl.zeros({p.axes.shape(spans)}, tl.float32)", spans, "c")
-        inner = p.child(cleaned(body, p.signature.spec.operands), f"{p.prefix}{i}_", sorted(spans))
+        inner = p.child(cleaned(body, p.signature.spec.operands), f"{p.prefix}{i}_", sorted(p.spans_of(*canonical)))
         inner.carries = {"carry": lambda at: inner.select(carry, canonical, at)}
         for n, x in enumerate(o.args[1:]):
             inner.carries[f"c{n}"] = lambda at, x=x: p.value(x, at)  # type: ignore[misc]
