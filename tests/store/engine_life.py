@@ -26,7 +26,7 @@ from deepinfer.runtime.store.points import Point
 AFTER = 2 * 3600.0  # store time that passes before the engine comes back: leases have run out
 _TAIL = 20  # ids of a prompt behind its last full block
 _ANSWER = 3
-_STORE = "deepinfer.runtime.store.store.Store"
+_STORE = "deepinfer.runtime.store.opening.Store"
 
 
 class EngineChain(Chain):
