@@ -190,7 +190,8 @@ class Bench:
 
 
 class LoopClock:
-    """Seconds of whole steps, and of the engine's calls in them, of one sequence in an engine's loop."""
+    """Seconds of whole steps of one sequence in an engine's loop, and of the engine's calls in them where the loop
+    waits for each."""
 
     def __init__(self, llm: deepinfer.LLM) -> None:
         self.llm, self.steps, self.calls = llm, list[float](), list[float]()
@@ -289,9 +290,9 @@ class Run:
                 clock.answer(4 * self.given.steps, keep=turn > 0)
         call = statistics.median(loops["plain"].calls)
         for loop, clock in loops.items():
-            steps, calls = statistics.median(clock.steps), statistics.median(clock.calls)
-            self.show("host", loop=loop, steps=len(clock.steps), ms_step=round(1e3 * steps, 3),
-                      ms_call=round(1e3 * calls, 3), us_exposed=round(1e6 * (steps - call)))
+            median = statistics.median(clock.steps)
+            self.show("host", loop=loop, steps=len(clock.steps), ms_step=round(1e3 * median, 3),
+                      ms_call_plain=round(1e3 * call, 3), us_exposed=round(1e6 * (median - call)))
             clock.llm.close()
 
     def prefill(self) -> None:
