@@ -37,6 +37,7 @@ from deepinfer.runtime.native_engine import NativeEngine, Runner
 CONTEXT, CHUNK = 8192, 4096
 CASES = {"1 decode": (1, 1), "64 decodes": (64, 1), f"prompt of {CHUNK}": (1, CHUNK)}  # sequences, rows of each
 _REPEATS, _RECORDED = 30, 5
+_COMMIT, _AHEAD = "di_commit", 4  # kernels of other launches that may stand before a launch's
 _LEAST = 64 << 20  # bytes of a repeated pattern
 
 
@@ -135,25 +136,34 @@ class Steps:
 
 
 def by_scope(package: EnginePackage, kernels: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Kernels of one step by layer and part, with their microseconds. Stages of a launch have its symbol's name."""
+    """Kernels of one step by layer and part, with their microseconds. Stages of a launch have its symbol's name;
+    commits of states stand in another order in a prompt, and are summed up."""
     explain = json.loads((package.path / "explain.json").read_text())
     symbols = [k["symbol"] for k in explain["kernels"]]
+    commits = [k for k in kernels if k["name"].startswith(_COMMIT)]
+    kernels = [k for k in kernels if not k["name"].startswith(_COMMIT)]
     out: dict[str, dict[str, Any]] = {}
     at = 0
-    for launch in explain["entries"]["step"]["launches"]:
-        symbol, first = symbols[launch["kernel"]] if "kernel" in launch else "di_commit", at
+    for launch in (x for x in explain["entries"]["step"]["launches"] if "kernel" in x):
+        symbol = symbols[launch["kernel"]]
+        at = next((n for n in range(at, min(at + _AHEAD, len(kernels))) if kernels[n]["name"].startswith(symbol)), at)
+        first = at
         while at < len(kernels) and kernels[at]["name"].startswith(symbol) and (
                 at == first or kernels[at]["name"] != kernels[first]["name"]):
             at += 1
-        layer = out.setdefault(".".join(launch["scope"].split(".")[:2]), {"launches": 0, "kernels": 0, "us": 0.0,
-                                                                          "parts": {}})
-        us = sum(k["dur"] for k in kernels[first:at])
-        layer["launches"] += "kernel" in launch
-        layer["kernels"] += at - first
-        layer["us"] = round(layer["us"] + us, 2)
-        family = f"{launch['scope']} {symbol[3:].rsplit('_', 1)[0]}"
-        layer["parts"][family] = round(layer["parts"].get(family, 0.0) + us, 2)
+        _count(out, ".".join(launch["scope"].split(".")[:2]), f"{launch['scope']} {symbol[3:].rsplit('_', 1)[0]}",
+               kernels[first:at], 1)
+    _count(out, "commits", "commits", commits, len(commits))
     return out
+
+
+def _count(out: dict[str, dict[str, Any]], scope: str, part: str, kernels: list[dict[str, Any]], launches: int) -> None:
+    layer = out.setdefault(scope, {"launches": 0, "kernels": 0, "us": 0.0, "parts": {}})
+    us = sum(k["dur"] for k in kernels)
+    layer["launches"] += launches
+    layer["kernels"] += len(kernels)
+    layer["us"] = round(layer["us"] + us, 2)
+    layer["parts"][part] = round(layer["parts"].get(part, 0.0) + us, 2)
 
 
 def case(package: EnginePackage, steps: Steps, count: int, rows: int) -> dict[str, Any]:
@@ -171,7 +181,7 @@ def case(package: EnginePackage, steps: Steps, count: int, rows: int) -> dict[st
         record.append(kernels)
     middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]
     out |= {"device us": round(whole[middle], 1), "gaps": round(gaps[middle], 4), "kernels": len(record[middle]),
-            "layers": by_scope(package, record[middle])}
+            "names": [k["name"] for k in record[middle]], "layers": by_scope(package, record[middle])}
     return out
 
 

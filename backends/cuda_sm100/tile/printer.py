@@ -292,6 +292,17 @@ class Printer:
         return self.ops[i].op == "acc" or any(self.reads_acc(x) for x in self.ops[i].args)
 
     # ---- loops and statements --------------------------------------------------------------------------------------
+    def where_any(self, condition: str, usual: Block, build: Callable[[], Block]) -> Block:
+        """``usual``, or what ``build`` makes where the condition holds for an element of the tile; of one shape."""
+        outer, memo = self.lines, dict(self.memo)
+        self.lines = []
+        other = build()
+        inner, self.lines, self.memo = self.lines, outer, memo
+        out = self.let(usual.text, other.spans)
+        self.lines += [f"if tl.max(({condition}).to(tl.int32)) > 0:", *(f"    {line}" for line in inner),
+                       f"    {out.text} = {other.text}"]
+        return out
+
     def loop(self, name: str, count: int, build: Callable[[Ix], None]) -> None:
         """A loop over a scalar; what is computed in it ends with it."""
         outer, memo = self.lines, dict(self.memo)
