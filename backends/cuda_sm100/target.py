@@ -31,7 +31,7 @@ def built(target: str) -> Capabilities:
     """What the skeletons of today carry. A kernel boundary costs about what a graph replay pays for a small kernel."""
     return Capabilities(target=target, prologue={}, epilogue=dict.fromkeys(("gemm", "grouped_gemm", "attend"), "group"),
                         group=32, row_columns=32, shared_input=True, barrier_us=1.35, on_chip_bytes=227 << 10,
-                        workspace_bytes=1 << 30, draws=True)
+                        workspace_bytes=2 << 30, draws=True)
 
 
 # Where fusion is to go: the last block of a row finishes it (ticket), so row-wide steps may follow a contraction in its

@@ -181,7 +181,7 @@ def case(package: EnginePackage, steps: Steps, count: int, rows: int) -> dict[st
         record.append(kernels)
     middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]
     out |= {"device us": round(whole[middle], 1), "gaps": round(gaps[middle], 4), "kernels": len(record[middle]),
-            "names": [k["name"] for k in record[middle]], "layers": by_scope(package, record[middle])}
+            "layers": by_scope(package, record[middle])}
     return out
 
 
