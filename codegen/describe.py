@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from deepinfer.accelerator import built_targets, resolve_target
+from deepinfer.accelerator import backend_of, built_targets, resolve_target
 from deepinfer.codegen.compile import describe_model, load_backend
 from deepinfer.codegen.lower import lower, row_limits
 from deepinfer.codegen.package.manifest import is_engine, read_manifest, rebuild_command
@@ -18,6 +18,7 @@ from deepinfer.codegen.plan.memory_plan import Footprint, MemoryPlan, footprint
 from deepinfer.dsl.model import EngineOptions, trace
 from deepinfer.errors import ArtifactError, PlanError, SpecError
 from deepinfer.runtime.checkpoint import open_checkpoint
+from deepinfer.runtime.native.build import HOST
 from deepinfer.runtime.placement import processors
 
 PLANNED = ("max_num_seqs", "max_model_len")  # what may be asked of an engine that exists
@@ -106,5 +107,6 @@ def _model(subject: str, target: str | None, chosen: dict[str, Any]) -> Descript
 
 def _described(source: str, model: str, target: str, options: EngineOptions, found: Footprint) -> Description:
     threads = processors()
-    memory = found.memory(options.max_num_seqs, options.max_model_len, threads)
+    memory = found.memory(options.max_num_seqs, options.max_model_len, threads,
+                          on_device=backend_of(target).runner != HOST)
     return Description(source, model, target, options.as_dict(), found, memory, threads)

@@ -121,9 +121,10 @@ class StepMemory:
 class MemoryPlan:
     """Bytes by purpose for ``sequences`` sequences of ``tokens`` tokens at once.
 
-    ``tables``: lookup tables, which may lie in host memory or be mapped from disk. ``slots``: rings of all sequences.
-    ``blocks``: ``block_count`` cache blocks. ``arena``, ``scratch`` and ``drawing`` (token counts, drafts and their
-    logits, of all sequences) are None where no target was compiled for.
+    ``tables``: lookup tables, which the memory of a device has to hold (``on_device``), while on the host they may stay
+    on disk. ``slots``: rings of all sequences. ``blocks``: ``block_count`` cache blocks. ``arena``, ``scratch`` and
+    ``drawing`` (token counts, drafts and their logits, of all sequences) are None where no target was compiled for,
+    ``scratch`` on a device as well: its runner lays that out.
     """
 
     sequences: int
@@ -136,11 +137,13 @@ class MemoryPlan:
     arena: int | None
     scratch: int | None
     drawing: int | None = None
+    on_device: bool = False
 
     @property
     def total(self) -> int:
-        """Everything but the lookup tables."""
-        return self.weights + self.slots + self.blocks + (self.arena or 0) + (self.scratch or 0) + (self.drawing or 0)
+        """Everything that is known, but for lookup tables that may stay on disk."""
+        return (self.weights + (self.tables if self.on_device else 0) + self.slots + self.blocks + (self.arena or 0)
+                + (self.scratch or 0) + (self.drawing or 0))
 
 
 @dataclass(frozen=True)
@@ -155,19 +158,22 @@ class Footprint:
     step: StepMemory | None = None
     ignored_keys: Mapping[str, str] = field(default_factory=dict)
 
-    def memory(self, sequences: int, tokens: int, threads: int = 1) -> MemoryPlan:
-        """Memory of an engine. Each ring and each block of a state starts on a cache line, as the runner lays it
-        out."""
+    def memory(self, sequences: int, tokens: int, threads: int = 1, *, on_device: bool = False) -> MemoryPlan:
+        """Memory of an engine on the host or on a device. Each ring and each block of a state starts on a cache line,
+        as the runner lays it out."""
         if sequences < 1 or tokens < 1 or threads < 1:
             raise PlanError("memory is planned for at least one sequence of one token on one thread",
                             found=f"{sequences} of {tokens} on {threads}")
         count = sequences * self.cache.clock.blocks(tokens)
         slots = sequences * sum(_aligned(r.ring_bytes) for r in self.cache.rings)
         blocks = count * sum(_aligned(p.block_bytes) for p in self.cache.paged)
+        arena = scratch = drawing = None
+        if self.step is not None:
+            arena, drawing = _aligned(self.step.arena), sequences * _aligned(self.step.sequence)
+            if not on_device:
+                scratch = threads * _aligned(self.step.scratch) + _aligned(self.step.exchange)
         return MemoryPlan(sequences, tokens, self.sizes.weight_bytes, self.sizes.table_bytes, slots, blocks, count,
-                          _aligned(self.step.arena) if self.step else None,
-                          threads * _aligned(self.step.scratch) + _aligned(self.step.exchange) if self.step else None,
-                          sequences * _aligned(self.step.sequence) if self.step else None)
+                          arena, scratch, drawing, on_device)
 
     def as_dict(self) -> dict[str, Any]:
         """For the manifest."""

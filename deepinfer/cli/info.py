@@ -99,8 +99,8 @@ def _parameters(found: Description) -> Iterator[Any]:
             table.add_row(i.pattern, f"{i.tensors:,}", f"{i.bytes:,}", f"ignored: {i.reason}")
     table.add_row("total", f"{sizes.tensors:,}", f"{sizes.disk_bytes:,}")
     yield table
-    off = f"; {gigabytes(sizes.disk_bytes - sizes.table_bytes)} when the lookup tables stay in host memory"
-    yield f"{gigabytes(sizes.disk_bytes)} on disk" + (off if sizes.table_bytes else "")
+    off = f"; {gigabytes(sizes.disk_bytes - sizes.table_bytes)} when the lookup tables stay on disk"
+    yield f"{gigabytes(sizes.disk_bytes)} on disk" + (off if sizes.table_bytes and not found.memory.on_device else "")
     if found.footprint.ignored_keys:
         yield ""
         table = _table("config keys that are not read", "key", "(why)")
@@ -171,16 +171,22 @@ def _memory(found: Description) -> Iterator[Any]:
     m = found.memory
     table = _table(f"memory for {m.sequences} sequences of {m.tokens:,} tokens", "for", "bytes", "(what)")
     table.add_row("weights", f"{m.weights:,}", "as stored")
+    if m.tables and m.on_device:
+        table.add_row("lookup tables", f"{m.tables:,}", "on the device, as the weights")
     table.add_row("rings", f"{m.slots:,}", "windows and open groups")
     table.add_row("cache blocks", f"{m.blocks:,}", f"{m.block_count:,} of {found.footprint.cache.clock.block} tokens")
     if m.arena is None:
         table.add_row("step", "-", f"known once the backend for {found.target} is built")
     else:
         table.add_row("arena", f"{m.arena:,}", "values in flight in a step")
-        table.add_row("scratch", f"{m.scratch:,}", f"{found.threads} threads")
+        if m.scratch is None:
+            table.add_row("scratch", "-", "of kernels on the device: known when the engine is opened")
+        else:
+            table.add_row("scratch", f"{m.scratch:,}", f"{found.threads} threads")
     if m.drawing:
-        table.add_row("drawing", f"{m.drawing:,}", "token counts, drafts and their logits")
+        where = ", in host memory" if m.on_device else ""
+        table.add_row("drawing", f"{m.drawing:,}", f"token counts, drafts and their logits{where}")
     table.add_row("total", f"{m.total:,}", gigabytes(m.total))
     yield table
-    if m.tables:
+    if m.tables and not m.on_device:
         yield f"and {gigabytes(m.tables)} of lookup tables, in host memory or left on disk"
