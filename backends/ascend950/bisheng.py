@@ -14,15 +14,18 @@ from pathlib import Path
 from deepinfer.backends.ascend950.target import ARCH
 from deepinfer.codegen.cache import Cache, Entry, file_digest
 from deepinfer.errors import ToolchainError
+from deepinfer.runtime.native.build import run_compiler
 
 OLDEST = (9, 2)  # CANN whose C API the kernels are written in
 BINARY = "kernels.o"
 HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_VERSION = r"(\d+)\.(\d+)(?:\.(\d+))?"
 HERE = Path(__file__).resolve().parent
 INCLUDES = (HERE / "include" / "device", HERE / "include")
 # The fusion of vector functions reorders stores and loads of kernels like these: it stays off.
 FLAGS = ("-x", "asc", "-std=c++17", "-O2", f"--npu-arch={ARCH}", "--cce-aicore-only", "--cce-simd-vf-fusion=false")
 LINK_FLAGS = ("-m", "aicorelinux", "-Ttext", "0")
+_OTHERWISE = f"use CANN {'.'.join(map(str, OLDEST))}; if it is, please report this"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,15 @@ def find() -> Toolchain | None:
         raise ToolchainError("bisheng has no linker", where=compiler, found="no ld.lld beside it or on PATH",
                              next_step="put CANN's compiler folder on PATH")
     said = _asked(compiler)
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", _toolkit(compiler) or said)
-    cann = tuple(int(x) for x in found.groups(default="0")) if found else ()
+    # What a compiler calls itself may be the version of the clang that it was made from.
+    found = re.search(_VERSION, _toolkit(compiler)) or re.search(r"(?i)(?:bisheng|cann)\D*" + _VERSION, said)
+    if found is None:
+        raise ToolchainError("the CANN around bisheng does not say its version", where=compiler, found=said[:200],
+                             allowed="a version.info beside the compiler or in ASCEND_HOME_PATH",
+                             next_step="source CANN's set_env.sh, or take bisheng off PATH to keep to sources")
+    cann = tuple(int(x) for x in found.groups(default="0"))
     if cann[:2] < OLDEST:
-        raise ToolchainError("CANN is too old for these kernels", where=compiler,
-                             found=".".join(map(str, cann)) or "no version",
+        raise ToolchainError("CANN is too old for these kernels", where=compiler, found=".".join(map(str, cann)),
                              allowed=f"{'.'.join(map(str, OLDEST))} or newer",
                              next_step="install a newer CANN, or take bisheng off PATH to keep to sources")
     return Toolchain(compiler, linker, said, cann)
@@ -79,8 +86,9 @@ def _asked(compiler: str) -> str:
 
 
 def _toolkit(compiler: str) -> str:
-    """The version that the toolkit's own files name."""
-    for folder in Path(compiler).resolve().parents[:4]:
+    """The line of the toolkit's own files that names its version; empty where there is none."""
+    homes = [Path(os.environ[home]) for home in HOMES if os.environ.get(home)]
+    for folder in (*Path(compiler).resolve().parents[:4], *homes):
         for name in ("version.info", "version.cfg"):
             try:
                 text = (folder / name).read_text(encoding="utf-8", errors="replace")
@@ -107,7 +115,7 @@ def build(tools: Toolchain, texts: Mapping[str, str], *, jobs: int, cache: Cache
            "objects": [file_digest(p) for p in objects]}
 
     def make(folder: Path) -> None:
-        _run([tools.linker, *LINK_FLAGS, *map(str, objects), "-o", str(folder / BINARY)], folder, BINARY)
+        _run([tools.linker, *LINK_FLAGS, *map(str, objects), "-o", str(folder / BINARY)], folder, BINARY, cache)
 
     return cache.fetch(key, make)
 
@@ -121,15 +129,15 @@ def _object(tools: Toolchain, symbol: str, text: str, cache: Cache) -> Path:
     def make(folder: Path) -> None:
         (folder / f"{symbol}.asc").write_text(text, encoding="utf-8")
         includes = [f"-I{p}" for p in INCLUDES]
-        _run([tools.bisheng, *FLAGS, *includes, "-c", f"{symbol}.asc", "-o", name], folder, symbol)
+        _run([tools.bisheng, *FLAGS, *includes, "-c", f"{symbol}.asc", "-o", name], folder, symbol, cache)
 
     return cache.fetch(key, make).files[name]
 
 
-def _run(command: list[str], folder: Path, what: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
-        first = next((line for line in lines if "error" in line), lines[0])
-        raise ToolchainError(f"CANN does not build {what}", where=command[0], found=first[:300],
-                             next_step="use CANN 9.2; if it is, please report this")
+def _run(command: list[str], folder: Path, what: str, cache: Cache) -> None:
+    """``command`` ends with its output. A compiler that is content and writes nothing is taken for one that failed."""
+    run_compiler(command, folder, what, cache.root, who="CANN", otherwise=_OTHERWISE)
+    out = folder / command[-1]
+    if not out.is_file() or not out.stat().st_size:
+        raise ToolchainError(f"CANN makes nothing of {what}", where=command[0], found=f"no {out.name} or an empty one",
+                             next_step=_OTHERWISE)

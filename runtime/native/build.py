@@ -69,28 +69,34 @@ def compiler_name(path: str) -> str:
     return lines[0].strip()
 
 
-def run_compiler(command: list[str], cwd: Path, what: str, cache: Path) -> None:
-    """Run a C++ compiler whose output goes into the folder ``cache``.
+def run_compiler(command: list[str], cwd: Path, what: str, cache: Path, *, who: str = "the C++ compiler",
+                 otherwise: str = f"use g++ {GXX_MINIMUM} or newer; if it is, please report this") -> None:
+    """Run a compiler whose output goes into the folder ``cache``.
 
     Raises PlanError when the compiler found no room for its output or its temporary files, else ToolchainError with
-    its first complaint. ``what``: what is built, for the message.
+    its first complaint. For the message: ``what`` is built by ``who``, and what to do ``otherwise``.
     """
     # Messages in one language: they are searched.
     environment = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, errors="replace", check=False,
+                              env=environment)
+    except OSError as error:  # of another machine, for instance
+        raise ToolchainError(f"{who} cannot be started to build {what}", where=command[0],
+                             found=error.strerror or str(error), next_step=otherwise) from None
     if done.returncode == 0:
         return
-    lines = done.stderr.splitlines() or [f"exit status {done.returncode} without a message"]
+    lines = [*done.stderr.splitlines(), *done.stdout.splitlines()]
+    lines = lines or [f"exit status {done.returncode} without a message"]
     temporary = tempfile.gettempdir()
     for line in lines:
         elsewhere = f"{temporary}/" in line and str(cache) not in line
         step = no_room_said(line, "free space there, or set TMPDIR to another folder" if elsewhere else ADVICE)
         if step is not None:
-            raise PlanError(f"the C++ compiler finds no room to build {what}", where=temporary if elsewhere else cache,
+            raise PlanError(f"{who} finds no room to build {what}", where=temporary if elsewhere else cache,
                             found=line[:300], next_step=step)
     first = next((line for line in lines if "error" in line), lines[0])
-    raise ToolchainError(f"the C++ compiler does not build {what}", where=command[0], found=first[:300],
-                         next_step=f"use g++ {GXX_MINIMUM} or newer; if it is, please report this")
+    raise ToolchainError(f"{who} does not build {what}", where=command[0], found=first[:300], next_step=otherwise)
 
 
 def build_runner(cache: Cache | None = None, kind: str = HOST) -> Entry:

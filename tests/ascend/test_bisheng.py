@@ -14,7 +14,7 @@ from deepinfer.backends.ascend950.toolchain import compile_sources
 from deepinfer.backends.base import Source
 from deepinfer.codegen.cache import Cache
 from deepinfer.codegen.kernels.spec import KernelSpec, Operand
-from deepinfer.errors import ToolchainError
+from deepinfer.errors import PlanError, ToolchainError
 from deepinfer.machine import misses
 
 
@@ -93,6 +93,12 @@ def test_a_compiler_of_another_machine_is_refused_in_one_sentence(path: Path) ->
         bisheng.find()
 
 
+def test_the_version_of_a_clang_is_not_taken_for_that_of_cann(path: Path) -> None:
+    stand_in(path, "clang version 15.0.5 (bisheng)")
+    with pytest.raises(ToolchainError, match=r"does not say its version; found clang version 15.*version\.info"):
+        bisheng.find()
+
+
 def test_doctor_sees_the_toolkit_that_compiling_takes(path: Path, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("kernels stay sources" in miss.sentence for miss in misses("ascend950"))
@@ -110,6 +116,27 @@ def test_a_complaint_of_the_compiler_names_the_kernel(path: Path, tmp_path: Path
     assert tools is not None
     with pytest.raises(ToolchainError, match=r"does not build di_two.*no such call"):
         bisheng.build(tools, TEXTS, jobs=1, cache=Cache(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("program", "text", "sentence"), [
+    ("bisheng", b"exit 0\n", r"CANN makes nothing of di_one; found no di_one\.rel\.o"),
+    ("ld.lld", b"exit 0\n", r"CANN makes nothing of kernels\.o"),
+    ("bisheng", b"printf 'x.asc: error: \264\355\\n' >&2; exit 1\n", r"does not build di_one; found x\.asc: error: "),
+    ("bisheng", b"echo 'error: no licence'; exit 1\n", r"does not build di_one; found error: no licence"),
+    ("bisheng", b"echo 'x.asc: error: No space left on device' >&2; exit 1\n", r"CANN finds no room to build di_one"),
+    ("ld.lld", b"\x7fELF", r"CANN cannot be started to build kernels\.o; found Exec format error"),
+])
+def test_what_goes_wrong_in_cann_is_one_sentence_and_nothing_is_kept(
+        path: Path, tmp_path: Path, program: str, text: bytes, sentence: str) -> None:
+    stand_in(path)
+    tools = bisheng.find()
+    assert tools is not None
+    (path / program).write_bytes(text if text[0] == 0x7F else b"#!/bin/sh\n" + text)
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises((ToolchainError, PlanError), match=sentence):
+        bisheng.build(tools, TEXTS, jobs=1, cache=cache)
+    stand_in(path)
+    assert bisheng.build(tools, TEXTS, jobs=1, cache=cache).files[bisheng.BINARY].stat().st_size
 
 
 def test_an_engine_holds_the_device_binary_where_there_is_one(path: Path, tmp_path: Path) -> None:
