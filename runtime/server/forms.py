@@ -21,7 +21,7 @@ from deepinfer.recipe.dialect import DIALECTS, DSML, THINK_END
 from deepinfer.recipe.fields import Field
 from deepinfer.recipe.schemas import strict_schema
 from deepinfer.runtime.server.failures import HttpFailure
-from deepinfer.runtime.structured.compiler import JSON_BLANKS, check_form, check_schema
+from deepinfer.runtime.structured.compiler import JSON_BLANKS, check_form, check_schema, parsed_schema
 from deepinfer.runtime.structured.options import WHERE, structured_outputs
 
 _FORMAT = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
@@ -106,7 +106,7 @@ def _rule(form: Form) -> str:
     """A form as the body of a rule."""
     if "regex" in form:
         return f"/{slashed(form['regex'])}/"
-    return json_rule(json.loads(form["json"]) if "json" in form else {"type": "object"}, JSON_BLANKS)
+    return json_rule(parsed_schema(form["json"], WHERE) if "json" in form else {"type": "object"}, JSON_BLANKS)
 
 
 def _calls(request: ConvertedRequest, tools: Sequence[Tool], tokenizer: RecipeTokenizer, *, opened: bool = False,

@@ -7,6 +7,7 @@ and of the cache. It needs no lock of the loop: whoever must not wait gives the 
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from deepinfer.errors import RequestError
-from deepinfer.runtime.structured.constraint import OUT_OF_BUDGET, Constraint
+from deepinfer.runtime.structured.constraint import Constraint
 from deepinfer.runtime.structured.options import WHERE, StructuredOutputs
 from deepinfer.runtime.structured.places import faulty_place
 from deepinfer.runtime.structured.vocabulary import grammar_tokens
@@ -37,6 +38,9 @@ _MOST_KEPT = 256  # grammars
 _MOST_KEPT_TEXT = 16 << 20  # characters of their descriptions
 _WORKERS = 1  # a second one would only take processors from the engine
 _MOST_LEXER_STATES = 100_000  # 1 to 2 kB each
+_OUT_OF_BUDGET = re.compile(  # how the library says so; a word alone may be one of the description
+    r"too many (items|states|expressions)|too (big|large)|max is \d|(size|recursion) limit|fuel (exhausted|exceeded)",
+    re.IGNORECASE)
 
 
 class Grammar:
@@ -148,8 +152,12 @@ class GrammarCompiler:
 
         tokens, where = self.warm(), f"{WHERE}.{asked.kind}"
         if asked.kind in ("json", "json_object"):
-            schema = _parsed(asked.text, where)
-            text = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_RULES)
+            schema = parsed_schema(asked.text, where)
+            try:
+                text = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_RULES)
+            except ValueError as error:
+                check_schema(schema, where)
+                raise refused(asked.kind, where, str(error)) from None
         else:
             text = _library_text(asked, where)
         matcher = LLMatcher(tokens, text, log_level=0, limits=limits())
@@ -174,6 +182,7 @@ def check_schema(schema: object, where: str) -> None:
 
     from llguidance import LLMatcher
 
+    schema = _object(schema, where)
     found = error_of(schema)
     if found is not None:
         place, message = faulty_place(schema, error_of)
@@ -184,7 +193,7 @@ def check_form(form: StructuredOutputs, where: str | None = None) -> None:
     """Raise RequestError where a form cannot be enforced. ``where``: its place, if not `structured_outputs`."""
     where = f"{where or WHERE}.{form.kind}"
     if form.kind in ("json", "json_object"):
-        check_schema(_parsed(form.text, where), where)
+        check_schema(parsed_schema(form.text, where), where)
     else:
         found = _checked(_library_text(form, where))
         if found is not None:
@@ -198,14 +207,22 @@ def _checked(grammar: str) -> str | None:
     return messages[0] if failed else None
 
 
-def _parsed(text: str, where: str) -> object:
+def parsed_schema(text: str, where: str) -> dict[str, object]:
+    """A JSON schema from its text. RequestError where it is none. ``where``: its place in the request."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError("the schema is no JSON", where=where, found=str(error)) from None
-    if not isinstance(schema, dict | bool):
+    return _object(schema, where)
+
+
+def _object(schema: object, where: str) -> dict[str, object]:
+    """A schema in the form of an object, the only one that the library takes."""
+    if schema is False:
+        raise RequestError("no answer fits the schema false", where=where, next_step="give the answer a form")
+    if schema is not True and not isinstance(schema, dict):
         raise RequestError("a JSON schema is an object", where=where, found=type(schema).__name__)
-    return schema
+    return {} if schema is True else schema
 
 
 def _library_text(form: StructuredOutputs, where: str) -> str:
@@ -222,7 +239,7 @@ def _library_text(form: StructuredOutputs, where: str) -> str:
 def refused(kind: str, where: str, message: str) -> RequestError:
     """The error for a description that the library refuses."""
     words = " ".join(message.split())
-    if any(word in words for word in OUT_OF_BUDGET):
+    if _OUT_OF_BUDGET.search(words):
         return RequestError("the form is too large to be compiled", where=where, found=words[:300],
                             next_step="make it smaller, or allow more in it")
     return RequestError("the form cannot be compiled", where=where, found=words[:300], allowed=_ALLOWED[kind])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 _ALL = np.uint32(0xFFFFFFFF)
 _BITS = 32
-OUT_OF_BUDGET = ("limit", "max is", "fuel", "too big", "Too many")  # how the library says so
+_NOT_ALLOWED = ("doesn't satisfy the grammar", "parser stopped", "out of range")  # the library of a wrong token
 
 
 def mask_words(vocabulary: int) -> int:
@@ -161,9 +161,9 @@ class Constraint:
     def _consume(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             message = _told(self._matcher)
-            if any(word in message for word in OUT_OF_BUDGET):
-                raise _too_complex(self._matcher)
-            raise InternalError(f"token {token} does not fit the grammar: {message}")
+            if any(words in message for words in _NOT_ALLOWED):
+                raise InternalError(f"token {token} does not fit the grammar: {message}")
+            raise _too_complex(self._matcher)
 
     def _first_row(self) -> Mask:
         if self._next is None:

@@ -55,6 +55,7 @@ def next_tokens(constraint: Constraint) -> np.ndarray[Any, Any]:
     ({"json_object": True}, ['{"any": [1, {"x": null}]}', "{}"], ["[1]", "3", " {"]),
     ({"regex": r"[0-9]{3}-[a-f]+"}, ["123-abc", "000-f"], ["12-", "123-g", "1234"]),
     ({"choice": ["yes", "no, never", "naïve\n\"q\" \\"]}, ["yes", "no, never", "naïve\n\"q\" \\"], ["Yes", "no,  "]),
+    ({"json": True}, ["[1, {}]", "null", '"x"'], ["nul ", "]"]), ({"json": "true"}, ["3"], ["x"]),
     ({"grammar": 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'}, ["1+22+3", "7"], ["+1", "1++"]),
     ({"grammar": 'root ::= "<" word ">" | "none"\nword ::= [a-z]+'}, ["<abc>", "none"], ["<>", "<A"]),
 ])
@@ -211,6 +212,10 @@ def test_a_token_outside_the_form_is_never_taken_in_silence(compiler: GrammarCom
     ({"json": {"$ref": "#/$defs/x", "$defs": {"x": {"not": {}}}}}, ["json.$defs.x", '"not"']),
     ({"json": {"anyOf": [{"type": "string"}, {"type": "strng"}]}}, ["json.anyOf[1]", "strng"]),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, ["json:", "minimum"]),
+    ({"json": False}, ["json:", "no answer fits"]), ({"json": '{"enum": [1e999]}'}, ["json:", "cannot be compiled"]),
+    ({"json": '{"items":' * 200 + "{}" + "}" * 200}, ["json", "recursion limit", "too large"]),
+    ({"regex": "limit("}, ["regex", "cannot be compiled", "unclosed"]),
+    ({"grammar": "start: fuel"}, ["grammar", "cannot be compiled", "unknown name"]),
     ({"json": "{"}, ["json:", "no JSON"]), ({"json": "[]"}, ["json:", "object", "list"]),
     ({"json": {"enum": [f"v {i}" for i in range(100_000)]}}, ["json", "too large"]),
     ({"json": {"enum": ["x" * (1 << 20)]}}, ["json", "too long", "1048576"]),
@@ -295,3 +300,12 @@ def test_a_form_beyond_the_budgets_ends_in_a_sentence_not_in_silence(compiler: G
             assert next_tokens(constraint)[token]
             constraint.accept([token])
             assert not constraint.over
+
+
+@pytest.mark.parametrize("regex", ["((a{100}){100}){100}", "(a{1000}){1000}"])
+def test_a_token_that_was_allowed_and_breaks_the_budgets_is_the_forms_fault(compiler: GrammarCompiler,
+                                                                          regex: str) -> None:
+    constraint = begin(compiler, regex=regex)
+    with pytest.raises(RequestError, match="the form needs more states"):
+        for _ in range(2000):
+            constraint.accept([int(np.flatnonzero(next_tokens(constraint))[-1])])
