@@ -105,19 +105,14 @@ def di_e2m1_words(codes, scales, ROWS: tl.constexpr, DEPTH: tl.constexpr, CHUNK:
 
 @triton.jit
 def di_e4m3_words(codes, scales, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Words of four E4M3 codes [ROWS, DEPTH // 4] -> bf16 [ROWS, DEPTH] in the order of ``di_paired``, values times
-    2^-120 times the scale: a thread of a tensor-core fragment holds whole words."""
+    """Words of four E4M3 codes [ROWS, DEPTH // 4] -> bf16 [ROWS, DEPTH], values times 2^-120 times the scale.
+
+    A thread of a tensor-core fragment holds whole words: among 16, a place counts (pair, thread, half), a feature
+    (thread, pair, half)."""
     p0, p1 = tl.inline_asm_elementwise(_E4M3_WORD, "=r,=r,r,r", [codes, scales], dtype=(tl.int32, tl.int32),
                                        is_pure=True, pack=1)
     pairs = tl.permute(tl.reshape(tl.join(p0, p1), [ROWS, DEPTH // 16, 4, 2]), (0, 1, 3, 2))
     return tl.reshape(di_two_bf16(tl.reshape(pairs, [ROWS, DEPTH // 2])), [ROWS, DEPTH])
-
-
-@triton.jit
-def di_paired(i):
-    """Feature at place ``i`` of a row in the order of ``di_e4m3_words``: among 16, a place counts (pair, thread, half),
-    a feature (thread, pair, half)."""
-    return i // 16 * 16 + i // 2 % 4 * 4 + i // 8 % 2 * 2 + i % 2
 
 
 @triton.jit

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from deepinfer.backends.cuda_sm100.schedule import MANY, Schedule, Tile, default_schedule
 from deepinfer.codegen.kernels.spec import KernelSpec
 
 # (tokens, columns, depth, warps, pipeline, group, ready) by the rows of a step (of experts: pairs of one), few first.
-_DENSE = {
+_DENSE: dict[int, tuple[tuple[Any, ...], ...]] = {
     16: ((8, 64, 128, 4, 3), (8, 64, 256, 4, 3)),
     64: ((64, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 128, 128, 8, 3)),
     256: ((128, 64, 64, 4, 4), (128, 128, 64, 8, 4)),

@@ -146,7 +146,7 @@ def choose(base: Schedule, timed: list[Timed]) -> tuple[Schedule, dict[str, floa
 
     classes = [t.rows for t in base.tiles if any(x.tile.rows == t.rows for x in timed)]
     options = sorted({(t.schedule.parts, t.schedule.apart) for t in timed})
-    parts, apart = min(options, key=lambda o: math.fsum(best(*o, r)[0] for r in classes if r))
+    parts, apart = min(options, key=lambda o: math.fsum(best(o[0], o[1], r)[0] for r in classes if r))
     made, us = replace(base, parts=parts, apart=apart), dict[str, float]()
     for r in classes:
         _, tile, own = best(parts, apart, r)
