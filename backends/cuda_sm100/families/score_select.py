@@ -68,11 +68,12 @@ def _variants(symbol: str, heads: int, d: int, exact: bool, digits: int) -> list
     names = (*(f"count{n}" for n in range(digits)), "collect")
     out = []
     for rows, scoring, parts in SHARED:
-        stages = [Stage(f"{symbol}_scores", Grid(times=scoring), 4, (*sizes, ("PARTS", scoring)), 1, True, exact)]
+        stages = [Stage(f"{symbol}_scores", Grid(times=scoring), 4, (*sizes, ("PARTS", scoring)), 1, True, exact,
+                        otherwise=(8,))]
         if digits:
             span, shared = ("SPAN", _SHARED_SPAN), ("PARTS", parts)
-            stages += [*(Stage(f"{symbol}_{x}", Grid(times=parts), 4, (span, shared), 1, True) for x in names),
-                       Stage(f"{symbol}_sort", Grid(), 4, (shared,), 1, True)]
+            stages += [*(Stage(f"{symbol}_{x}", Grid(times=parts), 4, (span, shared), 1, True, otherwise=(8,))
+                         for x in names), Stage(f"{symbol}_sort", Grid(), 4, (shared,), 1, True)]
         else:
             stages.append(Stage(f"{symbol}_select", Grid(), 8, (("SPAN", 2 * _SPAN),), 1, True, otherwise=(16,)))
         out.append(Variant(rows, tuple(stages)))
