@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -177,6 +178,8 @@ def gc(folder: Path, quota: str | None) -> None:
     from deepinfer.runtime.store.survey import tidy
 
     found = list(_chosen(folder, None, None))
+    if not os.access(folder, os.W_OK):
+        raise ArtifactError("the store cannot be tidied", where=folder, found="a folder that may not be written")
     size = max((f.block.segment_bytes for f in found if f.block is not None), default=1 << 28)
     limit = max(size, 2 * sum(f.bytes for f in found)) if quota is None else parse_size(quota, "--quota")
     done = tidy(StoreSettings(folder, quota=limit, segment_bytes=size),

@@ -47,7 +47,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
               help="Keep what was computed for later requests that begin with the same tokens.")
 @click.option("--prefix-snapshots", type=click.IntRange(min=0), metavar="N", help="Window snapshots kept for that. "
               "Default: four for each sequence, but no more than a tenth of the free memory.")
-@click.option("--prefix-store", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+@click.option("--prefix-store", metavar="FOLDER",
               help="Keep cache blocks there, for this and other servers; may lie on a shared mount.")
 @click.option("--store-quota", metavar="SIZE", help="Most bytes of the store, as 500GiB. Default: 64GiB.")
 @click.option("--store-retention", metavar="CLASS=TIME,...", help="How long it keeps blocks at least. Default: "
@@ -156,10 +156,13 @@ def _store(options: dict[str, Any]) -> dict[str, Any]:
     if folder is None and any(options[name] for name in ("store_quota", "store_retention", "store_backend")):
         raise SpecError("a setting of a prefix store without one", where="deepinfer serve",
                         next_step="name its folder with --prefix-store")
+    if folder is not None and (not folder or (os.path.exists(folder) and not os.path.isdir(folder))):
+        raise SpecError("not a folder", where="--prefix-store", found=repr(folder),
+                        next_step="name a folder of the store's own; it is made where it is missing")
     if folder is not None and not options["prefix_cache"]:
         raise SpecError("a prefix store lies below the prefix cache", where="deepinfer serve",
                         found="--prefix-store with --no-prefix-cache", next_step="leave one of them out")
-    return {"prefix_store": None if folder is None else str(folder.absolute()),
+    return {"prefix_store": None if folder is None else str(Path(folder).absolute()),
             "store_quota": None if quota is None else parse_size(quota, "--store-quota"),
             "store_retention": None if kept is None else parse_retention(kept, "--store-retention"),
             "store_backend": options["store_backend"]}

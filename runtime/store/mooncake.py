@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -36,6 +36,7 @@ _NEEDED = ("local_hostname", "metadata_server", "master_server_address")
 _USUAL = {"global_segment_size": 3200 << 20, "local_buffer_size": 1 << 30, "protocol": "tcp", "device_name": ""}
 _SETUP = ("local_hostname", "metadata_server", "global_segment_size", "local_buffer_size", "protocol", "device_name",
           "master_server_address")  # arguments of ``setup``, in order
+_RAISED = -(1 << 31)  # no code of the client's
 
 
 class Client(Protocol):
@@ -81,8 +82,13 @@ def open_client() -> Client:
     if missing:
         raise SpecError("a configuration of Mooncake says too little", where=path, found=f"no {', '.join(missing)}",
                         allowed=f"an object with {', '.join(_NEEDED)}")
-    client = module.MooncakeDistributedStore()
-    code = client.setup(*((_USUAL | given)[name] for name in _SETUP))
+    try:
+        client = module.MooncakeDistributedStore()
+        code = client.setup(*((_USUAL | given)[name] for name in _SETUP))
+    except Exception as failure:  # of the client's own kinds, and TypeError for a value of another type
+        raise PlanError("the client of Mooncake does not take this configuration", where=path,
+                        found=" ".join(str(failure).split()) or type(failure).__name__,
+                        next_step=f"compare {', '.join(_SETUP)} with what its setup takes") from None
     if code != 0:
         raise PlanError("the cluster of Mooncake does not take this client", where=path, found=f"code {code}",
                         next_step="start its master and metadata server, or choose another backend")
@@ -136,7 +142,11 @@ class MooncakeTier:
         """See ``Tier``. What is exact shows when a record is read."""
         if not self.health.works(READING) or not len(keys):
             return 0
-        found = self._client.batch_is_exist([self._name(key.tobytes()) for key in keys])
+        try:
+            found = self._client.batch_is_exist([self._name(key.tobytes()) for key in keys])
+        except Exception as failure:
+            self.health.failed(READING, failure)
+            return 0
         return next((i for i, there in enumerate(found) if there != 1), len(keys))
 
     def fetch(self, keys: Keys, ids: Ids, into: Sequence[Sequence[Buffer]], *, extra: Sequence[bytes] | None = None,
@@ -164,8 +174,8 @@ class MooncakeTier:
         def write(record: memoryview, pointer: int) -> None:
             write_record(self.layout, record, uuid=self.layout.namespace, slot=0, key=key, parent=parent,
                          number=number, ids=raw, payload=payload, flags=flags, extra=extra, written=int(time.time()))
-            code = self._client.put_from(self._name(key), pointer, len(record))
-            if code != 0:
+            code = self._asked(PUBLISHING, self._client.put_from, self._name(key), pointer, len(record))
+            if code not in (0, _RAISED):
                 self.health.failed(PUBLISHING, f"Mooncake says {code}", off=False)
             self._metrics.published.add(label=Status.OK if code == 0 else Status.IO_ERROR)
             ticket.end(0, Status.OK if code == 0 else Status.IO_ERROR)
@@ -195,16 +205,24 @@ class MooncakeTier:
               pointer: int) -> None:
         if ticket.statuses[i] is not Status.PENDING:
             return
-        got = self._client.get_into(self._name(wanted.key), pointer, len(record))
+        got = self._asked(READING, self._client.get_into, self._name(wanted.key), pointer, len(record))
         status, head = Status.MISS, None
         if got == len(record):
             status, head = prove(self.layout, record, self.layout.namespace, 0, wanted)
         if status is Status.DAMAGED:
             self._metrics.damaged.add()
-            self._client.remove(self._name(wanted.key))
+            self._asked(READING, self._client.remove, self._name(wanted.key))
         copy = partial(scatter, self.layout, record, into) if status is Status.OK else None
         if ticket.end(i, status, Flags.NONE if head is None else head.flags, copy):
             self._metrics.fetched.add(label=status)
+
+    def _asked(self, what: str, call: Callable[..., int], *given: object) -> int:
+        """What a call of the client says; ``_RAISED`` where it raises, so that no ticket is left open."""
+        try:
+            return call(*given)
+        except Exception as failure:
+            self.health.failed(what, failure)
+            return _RAISED
 
     def _work(self, slot: int) -> None:
         record, pointer = self._arena.view(slot), self._pointer + slot * self._arena.stride

@@ -19,13 +19,19 @@ class Cluster:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.memory: list[tuple[int, int]] = []
-        self.answers = True
+        self.answers, self.raises = True, False
         self.told: tuple[object, ...] = ()
 
     def setup(self, local_hostname: str, metadata_server: str, global_segment_size: int, local_buffer_size: int,
               protocol: str, rdma_devices: str, master_server_addr: str) -> int:
+        if not isinstance(local_hostname, str):
+            raise TypeError("setup(): incompatible function arguments.\n  1. (local_hostname: str, ...)")
         self.told = local_hostname, metadata_server, global_segment_size, local_buffer_size, protocol, rdma_devices
         return 0 if self.answers and master_server_addr == "master:50051" else -1
+
+    def _lives(self) -> None:
+        if self.raises:
+            raise RuntimeError("connection lost")
 
     def _inside(self, pointer: int, size: int) -> None:
         assert any(start <= pointer and pointer + size <= start + length for start, length in self.memory)
@@ -39,9 +45,11 @@ class Cluster:
         return 0
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
+        self._lives()
         return [int(key in self.objects) for key in keys] if self.answers else [-1] * len(keys)
 
     def put_from(self, key: str, pointer: int, size: int) -> int:
+        self._lives()
         self._inside(pointer, size)
         if not self.answers:
             return -1
@@ -49,6 +57,7 @@ class Cluster:
         return 0
 
     def get_into(self, key: str, pointer: int, size: int) -> int:
+        self._lives()
         self._inside(pointer, size)
         if key not in self.objects or not self.answers:
             return -1

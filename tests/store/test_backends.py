@@ -229,6 +229,17 @@ def test_mooncake_holds_records_that_prove_themselves(tmp_path: Path) -> None:
     assert not cluster.memory
 
 
+def test_a_client_of_mooncake_that_raises_leaves_no_ticket_open(tmp_path: Path) -> None:
+    cluster, chain = Cluster(), Chain(1, 2)
+    tier = MooncakeTier(settings(tmp_path, threads=1), LAYOUT, cluster)
+    assert chain.publish(tier) == [Status.OK] * 2  # type: ignore[arg-type]
+    cluster.raises = True
+    assert Chain(2, 1).publish(tier) == [Status.IO_ERROR]  # type: ignore[arg-type]
+    assert chain.fetch(tier) == [Status.MISS] * 2  # type: ignore[arg-type]
+    assert tier.lookup(chain.keys) == 0
+    tier.close()
+
+
 @pytest.fixture
 def mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return install(tmp_path, monkeypatch)
@@ -253,9 +264,10 @@ def test_tiers_of_mooncake_share_the_client_that_the_environment_describes(moonc
     (lambda cluster, config: config.unlink(), "not a configuration"),
     (lambda cluster, config: config.write_text("[]"), "says too little"),
     (lambda cluster, config: config.write_text('{"local_hostname": "me"}'), "found no metadata_server, master_server"),
+    (lambda cluster, config: config.write_text(config.read_text().replace('"me"', "5")), "incompatible function"),
     (lambda cluster, config: os.environ.pop(CONFIG), "found not set"),
     (lambda cluster, config: sys.modules.update({"mooncake.store": None}), "pip install mooncake-transfer-engine"),
-], ids=["no answer", "no file", "a list", "half", "no variable", "no package"])
+], ids=["no answer", "no file", "a list", "half", "a number", "no variable", "no package"])
 def test_a_cluster_of_mooncake_that_cannot_be_had_is_one_sentence(mooncake: Cluster, tmp_path: Path, says: str,
                                                                   breaks: Callable[..., object]) -> None:
     breaks(mooncake, tmp_path / "mooncake.json")

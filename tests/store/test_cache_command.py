@@ -112,6 +112,12 @@ def test_gc_adopts_expires_and_keeps_a_quota(folder: Path, tmp_path: Path) -> No
     assert "removed: quota" in done.output and len(list(folder.rglob("*.seg"))) < before
 
 
+def test_gc_of_a_folder_that_may_not_be_written_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != folder)
+    done = run("gc", folder, "--quota", "50KiB")
+    assert done.exit_code == 5 and "may not be written" in done.output
+
+
 @pytest.mark.parametrize("command", [["ls"], ["stat"], ["verify"], ["purge", "--all"], ["gc"]], ids=" ".join)
 def test_no_store_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "photos").mkdir()

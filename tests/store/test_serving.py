@@ -39,6 +39,8 @@ def test_settings_reach_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flags", "words"), [(["--store-quota", "1GiB"], "name its folder with --prefix-store"),
                                               (["--prefix-store", "x", "--store-quota", "much"], "not a size"),
+                                              (["--prefix-store", "/dev/null"], "not a folder"),
+                                              (["--prefix-store", ""], "not a folder"),
                                               (["--prefix-store", "x", "--store-retention", "3d"], "not a retention"),
                                               (["--prefix-store", "x", "--store-retention", "chat=5m"], "an hour"),
                                               (["--prefix-store", "x", "--store-quota", "1MiB"], "one segment"),
