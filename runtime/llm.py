@@ -27,7 +27,14 @@ from deepinfer.runtime.prefix.chain import digest
 from deepinfer.runtime.prefix.identity import identity_of
 from deepinfer.runtime.prefix.roots import Roots
 from deepinfer.runtime.progress import GenerationProgress
-from deepinfer.runtime.sampling_params import SamplingParams, check_text, is_whole, require_whole
+from deepinfer.runtime.sampling_params import (
+    SamplingParams,
+    check_text,
+    is_whole,
+    require_seed,
+    require_switches,
+    require_whole,
+)
 from deepinfer.runtime.sequence import Request
 from deepinfer.runtime.session import Session
 from deepinfer.runtime.speculation.choose import draft_policy
@@ -92,9 +99,8 @@ class LLM:
         _check_arguments(checkpoint, max_num_seqs=max_num_seqs, num_blocks=num_blocks, threads=threads, seed=seed,
                          spill_bytes=spill_bytes, prefix_snapshots=prefix_snapshots,
                          num_speculative_tokens=num_speculative_tokens)
-        if prefix_store is not None and not prefix_cache:
-            raise PlanError("a prefix store lies below the prefix cache", where="prefix_store",
-                            found="prefix_cache=False", next_step="leave prefix_cache on, or prefix_store out")
+        require_switches(prefix_cache=prefix_cache, schedule_drafts=schedule_drafts, progress=progress)
+        _check_prefix(prefix_cache, prefix_store=prefix_store, prefix_snapshots=prefix_snapshots)
         package = _package(engine)
         self.plan: EnginePlan = package.plan
         lag, drafts = _lag(self.plan, loop), _drafts(self.plan, num_speculative_tokens)
@@ -276,12 +282,21 @@ def _check_arguments(checkpoint: Any, **numbers: Any) -> None:
     for name, value in numbers.items():
         if value is not None:
             require_whole(name, value)
+    if numbers["seed"] is not None:
+        require_seed(numbers["seed"])
     if numbers["threads"] is not None and numbers["threads"] < 1:
         raise PlanError("an engine runs on at least one thread", where="threads", found=numbers["threads"],
                         allowed=">= 1", next_step="leave it out for all processors that this process may use")
     if numbers["spill_bytes"] is None or numbers["spill_bytes"] < 0:
         raise PlanError("memory cannot be less than nothing", where="spill_bytes", found=numbers["spill_bytes"],
                         allowed=">= 0", next_step="0 spills nothing")
+
+
+def _check_prefix(cache: bool, **parts: Any) -> None:
+    for name, value in parts.items():
+        if value not in (None, 0) and not cache:
+            raise PlanError("it is a part of the prefix cache", where=name, found="prefix_cache=False",
+                            next_step=f"leave prefix_cache on, or {name} out")
 
 
 def _lag(plan: EnginePlan, loop: str | None) -> int:
@@ -342,12 +357,17 @@ def _blocks(package: Package, slots: int, asked: int | None) -> int:
 
 def _snapshots(plan: EnginePlan, slots: int, asked: int | None) -> int:
     """Window snapshots of the prefix cache: a prompt and an answer leave two each."""
+    free = available_memory()
     if asked is not None:
         if asked < 0:
             raise PlanError("there cannot be less than none", where="prefix_snapshots", found=asked, allowed=">= 0",
                             next_step="0 keeps no windows: rows in front of every hit run again")
+        if asked * plan.snapshot_bytes > free:
+            raise PlanError("so many window snapshots do not fit into memory", where="prefix_snapshots", found=asked,
+                            allowed=f"at most {int(free) // plan.snapshot_bytes}",
+                            next_step="leave it out: four for each sequence, at most a tenth of the free memory")
         return asked
-    return min(4 * slots, int(available_memory() * _SNAPSHOT_SHARE) // max(1, plan.snapshot_bytes))
+    return min(4 * slots, int(free * _SNAPSHOT_SHARE) // max(1, plan.snapshot_bytes))
 
 
 def _store(package: Package, engine: Engine,

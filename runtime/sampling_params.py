@@ -96,16 +96,15 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -2, 2)
         _real("repetition_penalty", self.repetition_penalty, 0, open_low=True)
         if self.seed is not None:
-            _whole("seed", self.seed, -(1 << (_SEED_BITS - 1)), (1 << _SEED_BITS) - 1)
+            require_seed(self.seed)
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), -1)
-        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise RequestError("True or False is needed", where=name, found=repr(getattr(self, name)))
+        require_switches(ignore_eos=self.ignore_eos, include_stop_str_in_output=self.include_stop_str_in_output,
+                         detokenize=self.detokenize, skip_special_tokens=self.skip_special_tokens)
         if self.deadline is not None:
             _real("deadline", self.deadline, 0, open_low=True)
         self._check_lists()
@@ -199,6 +198,18 @@ def require_whole(name: str, value: Any) -> None:
     """RequestError when a value is no whole number."""
     if not is_whole(value):
         raise RequestError("a whole number is needed", where=name, found=repr(value))
+
+
+def require_seed(value: Any) -> None:
+    """RequestError when a value is no seed: 64 bits, with a sign or without."""
+    _whole("seed", value, -(1 << (_SEED_BITS - 1)), (1 << _SEED_BITS) - 1)
+
+
+def require_switches(**values: Any) -> None:
+    """RequestError when one of the values, by name, is neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise RequestError("True or False is needed", where=name, found=repr(value))
 
 
 def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:

@@ -131,7 +131,7 @@ def test_a_store_serves_the_next_engine_and_another_tenant_finds_nothing_of_it(c
 
 
 def test_a_store_without_the_cache_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="prefix_store: a prefix store lies below the prefix cache; found"):
+    with pytest.raises(PlanError, match="prefix_store: it is a part of the prefix cache; found"):
         start(prefix_cache=False, prefix_store=tmp_path)
 
 
