@@ -208,19 +208,22 @@ class _Plan:
             stage = Stage(self.symbol, Grid(times=self.groups * (self.d // f)), 8 if self.h * self.d >= 64 * 256 else 4,
                           (*sizes, ("F", f)), 2, True, matrix, ((("pipeline", 1),),))
             return [Variant(0, (stage,))]
-        shared = [Variant(rows, self._shared(min(keys, self.keys), features, matrix))
+        few = self._shared(min(SHARED[0][1], self.keys), SHARED[0][2], matrix)
+        shared = [Variant(rows, self._shared(min(keys, self.keys), features, matrix), Variant(rows, few))
                   for rows, keys, features in SHARED]
         whole = Stage(self.symbol, Grid(fixed=_PERSISTENT * self.groups), 4, (*sizes, ("F", f)), 2, True, matrix,
-                      tuple((("F", x), ("pipeline", p)) for x in (128, 64) for p in (2, 1) if x < f))
+                      tuple((("warps", w), ("F", x), ("pipeline", p)) for w in (4, 8) for x in (128, 64) for p in (2, 1)
+                            if x < f))
         return [*shared, Variant(0, (whole,))]
 
     def _shared(self, keys: int, features: int, matrix: bool) -> tuple[Stage, Stage]:
         """Scores by programs that share keys, values by programs that share features."""
-        tiles, f, one = self.columns // keys, min(features, self.d), ((("pipeline", 1),),)
+        tiles, f = self.columns // keys, min(features, self.d)
         scores = Stage(f"{self.symbol}_scores", Grid(times=self.groups * tiles), 4,
-                       (("H", self.h), ("C", min(self.d, DECODED)), ("KEYS", keys)), 1, True, matrix)
+                       (("H", self.h), ("C", min(self.d, DECODED)), ("KEYS", keys)), 1, True, matrix, (8, 16))
         values = Stage(f"{self.symbol}_values", Grid(times=self.groups * (self.d // f)), 4,
-                       (("H", self.h), ("F", f), ("KEYS", self.keys), ("TILES", tiles)), 3, True, matrix, one)
+                       (("H", self.h), ("F", f), ("KEYS", self.keys), ("TILES", tiles)), 3, True, matrix,
+                       (8, (("pipeline", 1),), (("warps", 8), ("pipeline", 1))))
         return scores, values
 
 
