@@ -36,6 +36,7 @@ class OpenSegment:
         self.next_slot = self.logged = self.in_flight = 0
         self.unsynced = 0
         self.named = False  # whether the folder's entry is durable
+        self.lost = False  # whether somebody took the file away
         self.rows: list[Row] = []
 
     @property
@@ -175,20 +176,44 @@ class Writers:
             s.unsynced -= size
 
     def rotate(self, everything: bool = False) -> None:
-        """Seal full segments and those that were open for long enough; ``everything``: all, for the end."""
+        """Seal full segments and those that were open for long enough; ``everything``: all, for the end.
+
+        One whose file is gone, as after a purge, is left: nobody would find what is written to it.
+        """
+        with self._lock:
+            ours = [*self.current.values(), *self.sealing]
+        for s in ours:
+            s.lost = s.lost or (s.segment.gone and self._taken(s))
         with self._lock:
             for cls, s in list(self.current.items()):
                 old = self.catalog.guard.now() - s.block.created > self.settings.retention[cls] / _SPANS
-                if everything or s.full or old:
+                if everything or s.full or old or s.lost:
                     self.sealing.append(self.current.pop(cls))
             ready = [s for s in self.sealing if not s.in_flight]
             self.sealing = [s for s in self.sealing if s.in_flight]
         for s in ready:
             try:
-                self.seal(s)
+                if s.lost:
+                    self._abandon(s)
+                else:
+                    self.seal(s)
             except OSError as failure:
                 self.health.failed(PUBLISHING, failure, off=False)
                 self._abandon(s)
+
+    def _taken(self, s: OpenSegment) -> bool:
+        """Whether a segment that the catalog forgot has no file any more. Not while the store's folder is away; and one
+        that a listing only missed, or that came back with its mount, is made known again."""
+        try:
+            self.files.stat(self.settings.folder)
+            there = s.segment.name.file in self.files.names(s.segment.folder)
+        except OSError:
+            return False
+        number = self.catalog.index.number(s.segment.name.stem)
+        if there and number:
+            s.segment = self.catalog.add(s.segment.name, s.segment.folder, s.segment.cls, number)
+            s.segment.block = s.block
+        return not there
 
     def seal(self, s: OpenSegment) -> None:
         """Sync the records, write the footer, sync it, rename, sync the folder. An empty segment is removed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -80,6 +81,34 @@ def test_purge_takes_away_what_was_named(folder: Path, tmp_path: Path) -> None:
     assert Chain(1, 6).fetch(store) == [Status.MISS] * 6
     store.close()
     assert not list(folder.rglob("*.log"))
+
+
+@pytest.mark.parametrize("how", ["purge", "removed folder"])
+def test_a_store_that_runs_goes_on_in_a_new_segment_after_a_purge(tmp_path: Path, how: str) -> None:
+    store = open_store(tmp_path)
+    assert Chain(1, 3).publish(store) == [Status.OK] * 3
+    if how == "purge":
+        assert "removed 1 segments" in run("purge", tmp_path / "store", "--all").output
+    else:
+        shutil.rmtree(tmp_path / "store")
+    store.upkeep.tick()
+    assert Chain(2, 3).publish(store) == [Status.OK] * 3
+    other = open_store(tmp_path / "other", shared=tmp_path / "store", index=tmp_path / "i")
+    assert other.lookup(Chain(1, 3).keys) == 0 and Chain(2, 3).fetch(other) == [Status.OK] * 3
+    other.close()
+    store.close()
+    assert len(list(tmp_path.rglob("*.seg"))) == 1 and not list(tmp_path.rglob("*.open"))
+
+
+def test_a_segment_that_a_listing_missed_is_filled_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert Chain(1, 3).publish(store) == [Status.OK] * 3
+    store.catalog.drop_all()  # as when its mount was away for a moment
+    store.upkeep.tick()
+    assert Chain(2, 3).publish(store) == [Status.OK] * 3
+    assert Chain(1, 3).fetch(store) == Chain(2, 3).fetch(store) == [Status.OK] * 3
+    assert len(list(tmp_path.rglob("*.open"))) == 1
+    store.close()
 
 
 def test_purge_of_a_tenant_forgets_its_salt(folder: Path, tmp_path: Path) -> None:
