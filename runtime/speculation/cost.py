@@ -100,7 +100,7 @@ class CostRecord:
         try:
             found = json.loads(self.file.read_text(encoding="utf-8"))
             return curve_of(found.get("curve")), found.get("acceptance")
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None, None
 
     def write(self, curve: CostCurve, acceptance: object = None) -> None:
