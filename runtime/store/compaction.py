@@ -16,6 +16,7 @@ import numpy as np
 
 from deepinfer.runtime.store.catalog import Catalog, Segment
 from deepinfer.runtime.store.files import Files, read_all
+from deepinfer.runtime.store.health import READING
 from deepinfer.runtime.store.index import TOUCHED
 from deepinfer.runtime.store.layout import HEADER_BYTES, PAGE
 from deepinfer.runtime.store.publisher import Publisher, Write
@@ -102,10 +103,15 @@ class Compaction:
 
     def _hollow(self, s: Segment, live: int) -> bool:
         """Whether living records take little of what the segment's records take; superblock and footer do not count."""
-        block = s.block = s.block or self.catalog.superblock(s)
+        try:
+            block = s.block = s.block or self.catalog.superblock(s)
+            held = self.files.stat(s.path).st_blocks * 512
+        except OSError as failure:  # one that cannot be read keeps no other from being emptied
+            self.catalog.health.failed(READING, failure, off=False)
+            return False
         if block is None:
             return False
-        size = self.files.stat(s.path).st_blocks * 512 - PAGE - (block.size - block.footer)
+        size = held - PAGE - (block.size - block.footer)
         return live * block.layout.stride < self.settings.compact_below * size
 
     def _ends_soon(self, s: Segment) -> bool:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 from deepinfer.errors import ArtifactError
 from deepinfer.runtime.store.files import Files, read_all, read_bytes
@@ -76,7 +77,8 @@ def survey(folder: Path, files: Files | None = None) -> Iterator[Found]:
                 name = parse_name(file)
                 if name is not None:
                     with contextlib.suppress(FileNotFoundError):  # it went while we looked
-                        yield _found(files, place / file, name, cls, namespace)
+                        if S_ISREG(files.stat(place / file).st_mode):
+                            yield _found(files, place / file, name, cls, namespace)
 
 
 def _found(files: Files, path: Path, name: SegmentName, cls: str, namespace: str) -> Found:

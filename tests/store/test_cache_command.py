@@ -157,6 +157,17 @@ def test_no_store_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     assert run(*command, tmp_path / "photos").exit_code == 0, "a store that nobody wrote to"
 
 
+@pytest.mark.parametrize("command", [["ls"], ["stat"], ["verify"], ["gc"], ["purge", "--all"]], ids=" ".join)
+def test_what_is_no_segment_file_is_passed_by(folder: Path, command: list[str]) -> None:
+    place = next(path.parent for path in folder.rglob("*.seg"))
+    (place / "00499093-aaaaaaaaaaaa-000000.seg").mkdir()
+    (place / "00499093-cccccccccccc-000000.seg").symlink_to("nowhere")
+    (place / "notes").write_text("x")
+    (folder / ("0" * 32)).touch()
+    done = run(*command, folder)
+    assert done.exit_code == 0, done.output
+
+
 @pytest.mark.parametrize("more", [["--tenant", "acme", "--class", "agent"], ["--all", "--class", "agent"],
                                   ["--all", "--expired"]], ids=" ".join)
 def test_purge_refuses_choices_that_it_would_not_heed(folder: Path, more: list[str]) -> None:
