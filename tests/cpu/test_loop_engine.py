@@ -94,3 +94,13 @@ def test_preemption_in_the_overlapped_loop_changes_no_bit(spill: int) -> None:
             found.append(told(llm, some, each))
             preempted = llm.metrics.preemptions.value
     assert found[0] == found[1] and preempted > 0
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_a_form_that_breaks_its_budgets_at_a_token_ends_its_answer_and_no_other(expected: list[Any], loop: str) -> None:
+    broken = SamplingParams(temperature=1, seed=3, max_tokens=40, structured_outputs={"regex": "(a{1000}){1000}"})
+    with start(loop=loop, prefix_cache=False) as llm:
+        *others, last = llm.generate([*prompts()[:3], [5, 6]], [*map(params, range(3)), broken], progress=False)
+        assert last.outputs[0].finish_reason == "error" and "needs more states" in str(last.outputs[0].error)
+        assert [[o.token_ids for o in out.outputs] for out in others] == [[ids for ids, _ in one]
+                                                                          for one in expected[:3]]
