@@ -247,7 +247,7 @@ def refused(kind: str, where: str, message: str) -> RequestError:
 
 def limits() -> LLParserLimits:
     """Budgets of one grammar: compiling stays below about a second (choices: 2 s at 50,000 texts), a mask below about
-    20 ms. A grammar in which each part may be read in many ways takes longer, 0.4 s at worst before its budget ends it;
+    20 ms. A grammar in which each part may be read in many ways takes longer (measured: up to 0.4 s);
     budgets that cut that short would refuse schemas of 10,000 properties."""
     from llguidance import LLParserLimits
 
