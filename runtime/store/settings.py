@@ -37,8 +37,9 @@ class StoreSettings:
         quota: bytes of all segments in the folder.
         retention: seconds that records are kept at least, by class.
         segment_bytes: size of a segment, reserved when it is opened. On 3FS a multiple of the chunk.
-        backend: what moves bytes; ``auto``: the ring of 3FS on a 3FS mount, else threads; ``mooncake``: records lie in
-            the cluster of a Mooncake store, and the folder holds the tenants' salts alone.
+        backend: what moves bytes; ``auto``: the ring of 3FS on a 3FS mount, else io_uring where it may be opened, else
+            threads; ``mooncake``: records lie in the cluster of a Mooncake store, and the folder holds the tenants'
+            salts alone.
         threads: of the reads, and as many of the writes. 0 with ``inline``: everything happens in the calls.
         arena_bytes: aligned memory for records on their way; counted in the memory plan.
         queue: blocks that may wait to be written; more are not stored.

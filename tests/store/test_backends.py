@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from store.mooncake_cluster import Cluster, install
-from store.witness_store import LAYOUT, PATIENCE, Chain, open_store, settings
+from store.witness_store import LAYOUT, PATIENCE, Chain, open_store, ring_of, settings
 
 from deepinfer.errors import DeepInferError
 from deepinfer.runtime.store import Flags, Status
@@ -150,7 +150,7 @@ def test_a_ring_of_3fs_may_bring_results_one_by_one_late_or_never(tmp_path: Path
 def test_off_a_3fs_mount_its_ring_is_not_used(tmp_path: Path, usrbio: Usrbio) -> None:
     usrbio.mount = tmp_path / "elsewhere"
     store = open_store(tmp_path, backend="auto", background=True)
-    assert store.mover.name == "threads"
+    assert store.mover.name != "usrbio"
     store.close()
 
 
@@ -170,6 +170,20 @@ def test_without_io_uring_threads_do_the_work_and_an_event_says_so(tmp_path: Pat
     chain = Chain(1, 5)
     assert chain.publish(store) == [Status.OK] * 5 and chain.fetch(store) == [Status.OK] * 5
     store.close()
+
+
+def test_io_uring_is_taken_where_it_may_be_opened_else_threads_without_a_warning(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        taken = open_store(tmp_path / "allowed", backend="auto", background=True, native=True)
+        ring_of(taken.native).close()
+        monkeypatch.setattr(NativeRecords, "open_ring", forbidden)
+        refused = open_store(tmp_path / "forbidden", backend="auto", background=True, native=True)
+    assert (taken.mover.name, refused.mover.name) == ("io_uring", "threads")
+    assert any("backend=threads" in r.message and "not_io_uring" in r.message for r in caplog.records)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+    taken.close()
+    refused.close()
 
 
 @pytest.mark.parametrize("backend", ["inline", "threads", "io_uring"])

@@ -56,14 +56,15 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
     return Mount(tmp_path / "mount", monkeypatch)
 
 
-def test_two_hosts_share_a_mount_without_direct_io_reservation_or_holes(tmp_path: Path, mount: Mount,
-                                                                        caplog: pytest.LogCaptureFixture) -> None:
-    given = {"shared": mount.folder / "store", "backend": "auto", "threads": 2, "background": True, "native": True}
+@pytest.mark.parametrize("backend", ["auto", "threads"])
+def test_two_hosts_share_a_mount_without_direct_io_reservation_or_holes(
+        tmp_path: Path, mount: Mount, caplog: pytest.LogCaptureFixture, backend: str) -> None:
+    given = {"shared": mount.folder / "store", "backend": backend, "threads": 2, "background": True, "native": True}
     caplog.set_level(logging.INFO, "deepinfer")
     store, chain = open_store(tmp_path, **given), Chain(1, 11)
-    assert store.ready(PATIENCE) and store.mover.name == "threads" and store.native is not None
-    assert any("store_backend" in r.message and "not_usrbio=" in r.message and "hf3fs_fuse" in r.message
-               for r in caplog.records), "nothing says why the ring of 3FS is not used"
+    assert store.ready(PATIENCE) and store.mover.name in ("threads", "io_uring") and store.native is not None
+    assert backend == "threads" or any("store_backend" in r.message and "not_usrbio=" in r.message and
+                                       "hf3fs_fuse" in r.message for r in caplog.records), "nothing says why not"
     assert chain.publish(store) == [Status.OK] * 11 and chain.fetch(store) == [Status.OK] * 11
     store.close()
     assert set(mount.refused) == {"direct", "reserve", "punch"}

@@ -10,7 +10,9 @@ from deepinfer.runtime.store.backends.uring import UringMover
 from deepinfer.runtime.store.backends.usrbio import UsrbioMover, usrbio_refusal
 from deepinfer.runtime.store.native.library import NativeRecords
 from deepinfer.runtime.store.reader import Reader
-from deepinfer.runtime.store.settings import AUTO, INLINE, THREADS, USRBIO, StoreSettings
+from deepinfer.runtime.store.settings import AUTO, INLINE, THREADS, URING, USRBIO, StoreSettings
+
+_BEFORE_THREADS = {AUTO: (USRBIO, URING), THREADS: ()}  # others: what they name
 
 
 def open_mover(settings: StoreSettings, arena: Arena, reader: Reader, native: NativeRecords | None) -> Mover:
@@ -18,19 +20,23 @@ def open_mover(settings: StoreSettings, arena: Arena, reader: Reader, native: Na
     to serve: nothing is raised."""
     if settings.backend == INLINE:
         return InlineMover(arena, reader)
-    preferred = USRBIO if settings.backend == AUTO else settings.backend
-    mover, refusal = None, ""
-    if preferred != THREADS:
-        mover, refusal = _preferred(preferred, settings, arena, reader, native)
+    refused: dict[str, str] = {}
+    mover: Mover | None = None
+    for name in _BEFORE_THREADS.get(settings.backend, (settings.backend,)):
+        mover, refusal = _tried(name, settings, arena, reader, native)
+        if mover is not None:
+            break
+        refused[name] = refusal
     mover = mover or ThreadMover(settings, arena, reader, native)
-    events.info("store_backend", backend=mover.name, **({f"not_{preferred}": refusal} if refusal else {}))
-    if refusal and settings.backend != AUTO:
-        events.warn("store_backend_refused", backend=settings.backend, reason=refusal, instead=mover.name)
+    events.info("store_backend", backend=mover.name, **{f"not_{name}": why for name, why in refused.items()})
+    if settings.backend in refused:
+        events.warn("store_backend_refused", backend=settings.backend, reason=refused[settings.backend],
+                    instead=mover.name)
     return mover
 
 
-def _preferred(name: str, settings: StoreSettings, arena: Arena, reader: Reader,
-               native: NativeRecords | None) -> tuple[Mover | None, str]:
+def _tried(name: str, settings: StoreSettings, arena: Arena, reader: Reader,
+           native: NativeRecords | None) -> tuple[Mover | None, str]:
     """The backend, or None and why it cannot be had."""
     if name == USRBIO:
         refusal = usrbio_refusal(settings.folder)
