@@ -1,4 +1,5 @@
-"""Runs mutants of generated kernels on the twin: ``python tests/ascend/mutate.py`` runs all and writes mutants.json."""
+"""Runs mutants of generated kernels on the twin: ``python tests/ascend/mutate.py`` runs all of five families and writes
+mutants.json; ``--families draw`` adds those of draws."""
 
 from __future__ import annotations
 
